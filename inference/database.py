@@ -1,0 +1,45 @@
+"""What every room needs of PostgreSQL beyond the ORM: the tenant of a transaction, row-level security, notifications."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import connection, transaction
+from django.db.migrations.operations.special import RunSQL
+
+QUEUE_CHANNEL = "brigade_queue"  # something for the dispatcher to look at
+USAGE_CHANNEL = "brigade_usage"  # a request ended: billing may rate it
+
+
+@contextmanager
+def tenant_scope(tenant_id: uuid.UUID) -> Iterator[None]:
+    """A transaction in which row-level security shows this tenant's rows, and no others."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('brigade.tenant_id', %s, true)", [str(tenant_id)])
+        yield
+
+
+def notify(channel: str, payload: str = "") -> None:
+    """Heard by listeners when the present transaction commits."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+
+
+def row_security(table: str, column: str = "tenant_id") -> RunSQL:
+    """Migration step: `brigade_app` sees a row of `table` only inside the tenant's scope; `brigade_system` sees all."""
+    tenant = f"{column} = nullif(current_setting('brigade.tenant_id', true), '')::uuid"
+    return RunSQL(
+        sql=[
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+            f"CREATE POLICY tenant_rows ON {table} TO brigade_app USING ({tenant}) WITH CHECK ({tenant})",
+            f"CREATE POLICY all_rows ON {table} TO brigade_system USING (true) WITH CHECK (true)",
+        ],
+        reverse_sql=[
+            f"DROP POLICY tenant_rows ON {table}",
+            f"DROP POLICY all_rows ON {table}",
+            f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY",
+        ],
+    )

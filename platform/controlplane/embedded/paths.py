@@ -1,0 +1,62 @@
+"""What lies where in the data folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    root: Path
+
+    @property
+    def postgres(self) -> Path:
+        return self.root / "postgres"
+
+    @property
+    def sockets(self) -> Path:
+        """Short, whatever the data folder is called: a socket's path may have 107 bytes at most."""
+        name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"brigade-{os.getuid()}-{name}"
+
+    @property
+    def database_url(self) -> str:
+        return f"postgresql://postgres@/brigade?host={quote(str(self.sockets), safe='')}"
+
+    @property
+    def valkey_socket(self) -> Path:
+        return self.sockets / "valkey.sock"
+
+    @property
+    def redis_url(self) -> str:
+        return f"unix://{self.valkey_socket}?db=0"
+
+    @property
+    def broker_url(self) -> str:
+        return f"redis+socket://{self.valkey_socket}?virtual_host=1"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def secret_key(self) -> str:
+        """Made at the first start, so that a newcomer needs no configuration."""
+        path = self.root / "secret.key"
+        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return path.read_text().strip()
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        return path.read_text().strip()

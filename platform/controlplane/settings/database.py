@@ -1,0 +1,77 @@
+"""Which server, which database, which of the three roles.
+
+owner     makes the tables (migrations only)
+app       gateway and console: no superuser, no bypass; row-level security decides what it sees
+system    workers, dispatcher, billing: policies let it see all tenants
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+DatabaseRole = Literal["owner", "app", "system"]
+ROLES: tuple[DatabaseRole, ...] = ("owner", "app", "system")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A PostgreSQL database and the credentials that may create it."""
+
+    host: str  # name, address or socket folder
+    port: str
+    name: str
+    user: str
+    password: str
+
+    @classmethod
+    def from_url(cls, url: str) -> Server:
+        parts = urlsplit(url)
+        if parts.scheme not in ("postgres", "postgresql"):
+            raise ImproperlyConfigured(f"DATABASE_URL: scheme {parts.scheme!r} is not postgresql")
+        name = parts.path.lstrip("/")
+        if not name:
+            raise ImproperlyConfigured("DATABASE_URL names no database: postgresql://user:password@host:5432/brigade")
+        socket = parse_qs(parts.query).get("host", [""])[0]
+        return cls(
+            host=socket or parts.hostname or "127.0.0.1",
+            port=str(parts.port or ""),
+            name=unquote(name),
+            user=unquote(parts.username or "postgres"),
+            password=unquote(parts.password or ""),
+        )
+
+
+def role_name(role: DatabaseRole) -> str:
+    return f"brigade_{role}"
+
+
+def role_password(server: Server, role: DatabaseRole, secret_key: str) -> str:
+    """Derived, so that three more secrets need no store. Empty where the server asks for none (embedded, trust)."""
+    if not server.password:
+        return ""
+    return hmac.new(secret_key.encode(), f"database-role:{role}".encode(), hashlib.sha256).hexdigest()
+
+
+def django_database(server: Server, role: DatabaseRole, secret_key: str, *, pool_size: int = 0) -> dict[str, Any]:
+    """`pool_size` > 0: threads borrow connections; else each thread keeps its own."""
+    options: dict[str, Any] = {"connect_timeout": 5, "application_name": f"brigade {os.environ.get('BRIGADE_PROCESS', role)}"}
+    if pool_size:
+        options["pool"] = {"min_size": 1, "max_size": pool_size, "timeout": 10}
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": server.name,
+        "USER": role_name(role),
+        "PASSWORD": role_password(server, role, secret_key),
+        "HOST": server.host,
+        "PORT": server.port,
+        "CONN_MAX_AGE": 0 if pool_size else None,
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": options,
+    }

@@ -1,0 +1,60 @@
+"""Typed readers of the environment. A value that does not parse stops the start and names itself; secrets may come from files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+T = TypeVar("T")
+
+
+def _read(name: str, default: T, parse: Callable[[str], T]) -> T:
+    raw = os.environ.get(name, "").strip()
+    if not raw:
+        return default
+    try:
+        return parse(raw)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{name}: {error}") from error
+
+
+def text(name: str, default: str = "") -> str:
+    return _read(name, default, str)
+
+
+def integer(name: str, default: int, *, least: int | None = None, most: int | None = None) -> int:
+    def parse(raw: str) -> int:
+        value = int(raw)
+        if least is not None and value < least or most is not None and value > most:
+            raise ValueError(f"{value} is outside {least} to {most}")
+        return value
+
+    return _read(name, default, parse)
+
+
+def boolean(name: str, default: bool = False) -> bool:
+    def parse(raw: str) -> bool:
+        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        if raw.lower() not in words:
+            raise ValueError(f"{raw!r} is not one of {', '.join(words)}")
+        return words[raw.lower()]
+
+    return _read(name, default, parse)
+
+
+def secret(name: str, default: str = "") -> str:
+    """The variable itself, or the content of the file that NAME_FILE names."""
+    path = os.environ.get(f"{name}_FILE", "").strip()
+    if not path:
+        return text(name, default)
+    if os.environ.get(name):
+        raise ImproperlyConfigured(f"set {name} or {name}_FILE, not both")
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ImproperlyConfigured(f"{name}_FILE: {error}") from error

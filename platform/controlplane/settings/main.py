@@ -1,0 +1,91 @@
+"""Django's settings. Everything that an operator may set is read here, once, from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from controlplane.embedded.paths import DataFolder
+from controlplane.settings import env
+from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
+
+from django.core.exceptions import ImproperlyConfigured
+
+DATA = DataFolder(Path(env.text("BRIGADE_DATA", ".data")).absolute())
+PORT = env.integer("PORT", 8000, least=0, most=65535)
+DEBUG = env.boolean("BRIGADE_DEBUG")
+TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
+SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
+
+# Where state lives. Unset: the servers that `manage.py serve` starts in the data folder.
+DATABASE_ROLE = cast(DatabaseRole, env.text("BRIGADE_DATABASE_ROLE", "system"))
+if DATABASE_ROLE not in ROLES:
+    raise ImproperlyConfigured(f"BRIGADE_DATABASE_ROLE: {DATABASE_ROLE!r} is none of {', '.join(ROLES)}")
+DATABASE_URL = env.secret("DATABASE_URL") or DATA.database_url
+DATABASE_SERVER = Server.from_url(DATABASE_URL)
+DATABASE_POOL = env.integer("BRIGADE_DATABASE_POOL", 0, least=0, most=200)
+DATABASES = {
+    "default": django_database(DATABASE_SERVER, DATABASE_ROLE, SECRET_KEY, pool_size=DATABASE_POOL),
+    # The operator's console sees all tenants; nothing else may use this alias.
+    "system": django_database(DATABASE_SERVER, "system", SECRET_KEY, pool_size=DATABASE_POOL and 4),
+}
+DATABASES["system"]["TEST"] = {"MIRROR": "default"}
+REDIS_URL = env.secret("REDIS_URL") or DATA.redis_url
+BROKER_URL = env.secret("BROKER_URL") or DATA.broker_url
+
+ROOMS_TO_COME = [
+    name
+    for name in ("controlplane.tenants", "controlplane.keys", "controlplane.catalog", "controlplane.console", "controlplane.embedded")
+    if any((Path(__file__).parents[1] / name.rpartition(".")[2]).glob("m*/*.py"))
+]
+INSTALLED_APPS = [
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.postgres",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "inference.requests",
+    "inference.coordination",
+    "inference.kvdirectory",
+    "inference.usage",
+    "billing.holds",
+    "billing.pricing",
+    "billing.metering",
+    "billing.ledger",
+    "billing.invoices",
+    *ROOMS_TO_COME,
+]
+CONSOLE_MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+MIDDLEWARE = CONSOLE_MIDDLEWARE
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "controlplane.urls"
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en"
+STATIC_URL = "static/"
+ALLOWED_HOSTS = env.text("BRIGADE_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").split(",")

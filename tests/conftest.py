@@ -1,0 +1,3 @@
+import os
+
+os.environ.setdefault("BRIGADE_DATABASE_ROLE", "owner")
