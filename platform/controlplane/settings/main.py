@@ -33,11 +33,6 @@ DATABASES["system"]["TEST"] = {"MIRROR": "default"}
 REDIS_URL = env.secret("REDIS_URL") or DATA.redis_url
 BROKER_URL = env.secret("BROKER_URL") or DATA.broker_url
 
-ROOMS_TO_COME = [
-    name
-    for name in ("controlplane.tenants", "controlplane.keys", "controlplane.catalog", "controlplane.console", "controlplane.embedded")
-    if any((Path(__file__).parents[1] / name.rpartition(".")[2]).glob("m*/*.py"))
-]
 INSTALLED_APPS = [
     "unfold",
     "django.contrib.admin",
@@ -57,8 +52,13 @@ INSTALLED_APPS = [
     "billing.metering",
     "billing.ledger",
     "billing.invoices",
-    *ROOMS_TO_COME,
+    "controlplane.tenants",
+    "controlplane.keys",
+    "controlplane.catalog",
+    "controlplane.console",
+    "controlplane.embedded",
 ]
+AUTH_USER_MODEL = "tenants.User"
 CONSOLE_MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
