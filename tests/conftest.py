@@ -1,3 +1,84 @@
-import os
+"""What every test may use: PostgreSQL and Valkey (embedded, unless DATABASE_URL and REDIS_URL name others), and the roles.
 
-os.environ.setdefault("BRIGADE_DATABASE_ROLE", "owner")
+`as_role("app")` makes the test's connection act as `brigade_app` until the end of the `with` block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.db.models.signals import pre_migrate
+from psycopg.pq import TransactionStatus
+
+from controlplane.embedded.postgres import Postgres
+from controlplane.embedded.roles import database_setup, default_privileges
+from controlplane.embedded.testing import DATA, OWN_DATABASE, OWN_REDIS
+from controlplane.embedded.valkey import Valkey
+from controlplane.settings.database import role_name
+
+AsRole = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[None]:
+    """A running PostgreSQL with the three roles."""
+    server = Postgres(DATA)
+    try:
+        if OWN_DATABASE:
+            server.start()
+        database_setup(settings.DATABASE_SERVER, secret_key=settings.SECRET_KEY, tests=True)
+        yield
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[None]:
+    server = Valkey(DATA)
+    try:
+        if OWN_REDIS:
+            server.start()
+        yield
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(valkey_server: None) -> str:
+    """A real server. Keys of a test must be its own: the server may be shared."""
+    url: str = settings.REDIS_URL
+    return url
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None, postgres_server: None) -> None:
+    """Before the test database is made: the server must run, and new tables must be open to the roles."""
+    pre_migrate.connect(_grant_before_first_table, dispatch_uid="grants")
+
+
+def _grant_before_first_table(**_: Any) -> None:
+    pre_migrate.disconnect(dispatch_uid="grants")
+    with connection.cursor() as cursor:
+        for statement in default_privileges():
+            cursor.execute(statement)
+
+
+@pytest.fixture
+def as_role(db: None) -> AsRole:
+    return _as_role
+
+
+@contextmanager
+def _as_role(role: str) -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET ROLE {connection.ops.quote_name(role_name(role))}")  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            if connection.connection.info.transaction_status != TransactionStatus.INERROR:  # else the roll-back resets it
+                cursor.execute("RESET ROLE")

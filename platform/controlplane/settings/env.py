@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ def text(name: str, default: str = "") -> str:
 def integer(name: str, default: int, *, least: int | None = None, most: int | None = None) -> int:
     def parse(raw: str) -> int:
         value = int(raw)
-        if least is not None and value < least or most is not None and value > most:
+        if (least is not None and value < least) or (most is not None and value > most):
             raise ValueError(f"{value} is outside {least} to {most}")
         return value
 
@@ -43,6 +42,15 @@ def boolean(name: str, default: bool = False) -> bool:
         if raw.lower() not in words:
             raise ValueError(f"{raw!r} is not one of {', '.join(words)}")
         return words[raw.lower()]
+
+    return _read(name, default, parse)
+
+
+def choice(name: str, default: str, choices: Sequence[str]) -> str:
+    def parse(raw: str) -> str:
+        if raw not in choices:
+            raise ValueError(f"{raw!r} is none of {', '.join(choices)}")
+        return raw
 
     return _read(name, default, parse)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from django.core.exceptions import ImproperlyConfigured
+
 from controlplane.embedded.paths import DataFolder
 from controlplane.settings import env
 from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
 
-from django.core.exceptions import ImproperlyConfigured
-
 DATA = DataFolder(Path(env.text("BRIGADE_DATA", ".data")).absolute())
 PORT = env.integer("PORT", 8000, least=0, most=65535)
+ENVIRONMENT = env.choice("BRIGADE_ENVIRONMENT", "local", ("local", "production"))
 DEBUG = env.boolean("BRIGADE_DEBUG")
 TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
+SECRET_KEY_IS_SET = bool(env.secret("BRIGADE_SECRET_KEY"))
 SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
 
 # Where state lives. Unset: the servers that `manage.py serve` starts in the data folder.
