@@ -1,0 +1,45 @@
+"""Errors of the text room. `public` may be shown to a client; `str(error)` may hold private detail and belongs in a log."""
+
+from __future__ import annotations
+
+
+class TextError(Exception):
+    """Base of the room's errors. `code` is stable and fit for a client's program."""
+
+    code = "text_error"
+
+    def __init__(self, public: str, *, code: str | None = None, detail: str = "") -> None:
+        super().__init__(f"{public} ({detail})" if detail else public)
+        self.public = public
+        self.code = code or type(self).code
+
+
+class ModelFolderError(TextError):
+    """The model's files are missing, damaged or of a kind that is not supported."""
+
+    code = "model_folder_invalid"
+
+
+class UnknownTokenError(TextError):
+    """A token id outside the vocabulary."""
+
+    code = "token_id_unknown"
+
+
+class ChatTemplateError(TextError):
+    """The chat could not be rendered.
+
+    chat_template_refused   the template says that these messages do not fit (the client's fault)
+    chat_role_unknown       a role that no template is given (the client's fault)
+    chat_template_limit     the template took too many steps, too much time or memory
+    chat_template_failed    the template itself is at fault
+    chat_template_missing   the model has none
+    """
+
+    code = "chat_template_failed"
+
+
+class ModelFetchError(TextError):
+    """The model could not be fetched; the text says what to do."""
+
+    code = "model_fetch_failed"
