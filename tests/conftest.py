@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from controlplane.embedded.roles import database_setup, default_privileges
 from controlplane.embedded.testing import DATA, OWN_DATABASE, OWN_REDIS
 from controlplane.embedded.valkey import Valkey
 from controlplane.settings.database import role_name
+from inference.text.model_files import DEFAULT_MODEL, fetch
 
 AsRole = Callable[[str], AbstractContextManager[None]]
 
@@ -82,3 +85,21 @@ def _as_role(role: str) -> Iterator[None]:
         finally:
             if connection.connection.info.transaction_status != TransactionStatus.INERROR:  # else the roll-back resets it
                 cursor.execute("RESET ROLE")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """The default model, fetched at the first use on this machine into BRIGADE_TEST_MODELS (else `.data/models`)."""
+    return _fetch_model()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A slow network must not count against the time limit of the first test that needs the model."""
+    wanted = any("smollm2_folder" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        _fetch_model()
+
+
+def _fetch_model() -> Path:
+    models = os.environ.get("BRIGADE_TEST_MODELS") or Path(__file__).parents[1] / ".data" / "models"
+    return fetch(DEFAULT_MODEL, Path(models))

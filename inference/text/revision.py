@@ -51,6 +51,7 @@ def write_atomically(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
