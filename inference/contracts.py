@@ -17,6 +17,9 @@ FinishReason = Literal["stop", "length"]
 CacheTier = Literal["device", "host", "disk", "remote"]
 Phase = Literal["prefill", "decode", "fused"]
 
+BLOCK_TOKENS = 16  # tokens of an engine block
+EXTENT_TOKENS = 64  # tokens of an extent, the unit that the KV directory knows
+
 CACHE_TIERS: tuple[CacheTier, ...] = ("device", "host", "disk", "remote")
 
 
@@ -160,6 +163,41 @@ class Page:
     index: int
     generation: int
     digest: str  # 32 hex digits
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult(Wire):
+    """What prefill did, carried by the hand-off so that whoever finishes a request can write all meters.
+
+    `outputs[c]` are the tokens of choice c so far. computed + cached = prompt tokens. `kv_token_us`: tokens x us held.
+    """
+
+    outputs: tuple[tuple[int, ...], ...]
+    computed: int
+    cached: int
+    recomputed: int
+    kv_token_us: int
+    prefill_ms: float
+    ttft_ms: float
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return super().from_json({**data, "outputs": tuple(tuple(ids) for ids in data["outputs"])})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """How a request ended and what it used, over all its phases. Tokens; `kv_token_us`: KV tokens x microseconds held."""
+
+    reasons: tuple[FinishReason, ...] = ()
+    error_code: str = ""
+    error_message: str = ""  # public text
+    computed: int = 0
+    cached: int = 0
+    recomputed: int = 0  # the operator's cost, never billed
+    completion: int = 0
+    kv_token_us: int = 0
+    timing_ms: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import connection, transaction
 from django.db.migrations.operations.special import RunSQL
@@ -17,15 +18,32 @@ USAGE_CHANNEL = "brigade_usage"  # a request ended: billing may rate it
 def tenant_scope(tenant_id: uuid.UUID) -> Iterator[None]:
     """A transaction in which row-level security shows this tenant's rows, and no others."""
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('brigade.tenant_id', %s, true)", [str(tenant_id)])
+        query("SELECT set_config('brigade.tenant_id', %s, true)", [str(tenant_id)])
         yield
+
+
+def query(sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """The rows of a statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return list(cursor.fetchall())
+
+
+def query_one(sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+    rows = query(sql, values)
+    return rows[0] if rows else None
+
+
+def execute(sql: str, values: Sequence[Any] = ()) -> int:
+    """Runs a statement that answers no rows; the number of rows it changed."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return int(cursor.rowcount)
 
 
 def notify(channel: str, payload: str = "") -> None:
     """Heard by listeners when the present transaction commits."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [channel, payload])
+    query("SELECT pg_notify(%s, %s)", [channel, payload])
 
 
 def row_security(table: str, column: str = "tenant_id") -> RunSQL:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 
 class Extent(models.Model):
-    """One copy of an extent: the KV of some whole blocks at the end of a hashed chain, on one worker."""
+    """One copy of an extent: the KV of the last EXTENT_TOKENS of a hashed chain, on one worker."""
 
     digest = models.BinaryField(max_length=32)  # chain hash of its last block
     worker = models.CharField(max_length=64)
@@ -15,7 +14,7 @@ class Extent(models.Model):
     tier = models.CharField(max_length=8, default="device")
     encoding = models.CharField(max_length=16)  # dtype or quantisation of this copy; not a part of the identity
     tokens = models.IntegerField()  # length of the chain up to and with this extent
-    blocks = ArrayField(models.IntegerField())
+    block = models.IntegerField()  # place of its last block; those before it are named by the chain
     pinned_until = models.DateTimeField(null=True)
     used_at = models.DateTimeField(auto_now_add=True)
 
@@ -39,8 +38,7 @@ class HandOff(models.Model):
     layout = models.JSONField()  # KVLayout
     tokens = models.IntegerField()  # KV entries valid in the pages
     pages = models.JSONField()  # [[index, generation, digest], ...]
-    outputs = models.JSONField()  # [[token ids of choice 0], ...], forced and new
-    usage = models.JSONField()  # PrefillUsage
+    result = models.JSONField()  # PrefillResult
     published_at = models.DateTimeField()
     released_at = models.DateTimeField(null=True)
 

@@ -42,6 +42,27 @@ class DataFolder:
         return f"redis+socket://{self.valkey_socket}?virtual_host=1"
 
     @property
+    def arena_name(self) -> str:
+        """Folder of the workers' KV arenas inside shared memory."""
+        return self.sockets.name
+
+    @property
+    def arenas(self) -> tuple[Path, Path]:
+        """Where they may lie: shared memory, or here where that is too small."""
+        return Path("/dev/shm") / self.arena_name, self.root / "arenas"
+
+    @property
+    def port_file(self) -> Path:
+        """Names the port of the copy that runs on this folder, for commands in another terminal."""
+        return self.sockets / "port"
+
+    def running_port(self) -> int | None:
+        try:
+            return int(self.port_file.read_text())
+        except (OSError, ValueError):
+            return None
+
+    @property
     def models(self) -> Path:
         return self.root / "models"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import cast
 
@@ -10,9 +11,11 @@ from django.core.exceptions import ImproperlyConfigured
 from controlplane.embedded.paths import DataFolder
 from controlplane.settings import env
 from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
+from controlplane.settings.queues import celery_settings
 
 DATA = DataFolder(Path(env.text("BRIGADE_DATA", ".data")).absolute())
-PORT = env.integer("PORT", 8000, least=0, most=65535)
+PORT = env.integer("PORT", DATA.running_port() or 8000, least=0, most=65535)
+BIND = env.text("BRIGADE_BIND", "127.0.0.1")
 ENVIRONMENT = env.choice("BRIGADE_ENVIRONMENT", "local", ("local", "production"))
 DEBUG = env.boolean("BRIGADE_DEBUG")
 TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
@@ -23,6 +26,9 @@ SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
 DATABASE_ROLE = cast(DatabaseRole, env.text("BRIGADE_DATABASE_ROLE", "system"))
 if DATABASE_ROLE not in ROLES:
     raise ImproperlyConfigured(f"BRIGADE_DATABASE_ROLE: {DATABASE_ROLE!r} is none of {', '.join(ROLES)}")
+DATABASE_IS_EMBEDDED = not env.secret("DATABASE_URL")
+REDIS_IS_EMBEDDED = not env.secret("REDIS_URL")
+BROKER_IS_EMBEDDED = not env.secret("BROKER_URL")
 DATABASE_URL = env.secret("DATABASE_URL") or DATA.database_url
 DATABASE_SERVER = Server.from_url(DATABASE_URL)
 DATABASE_POOL = env.integer("BRIGADE_DATABASE_POOL", 0, least=0, most=200)
@@ -34,6 +40,16 @@ DATABASES = {
 DATABASES["system"]["TEST"] = {"MIRROR": "default"}
 REDIS_URL = env.secret("REDIS_URL") or DATA.redis_url
 BROKER_URL = env.secret("BROKER_URL") or DATA.broker_url
+globals().update(celery_settings(BROKER_URL))
+
+# Inference. A worker's memory is WORKER_BLOCKS times the model's block (SmolLM2-135M in fp32: 720 KiB).
+MODEL = env.text("BRIGADE_MODEL", "smollm2-135m-instruct")
+WORKER_BLOCKS = env.integer("WORKER_BLOCKS", 1024, least=4, most=10_000_000)
+WORKER_MAX_RUNNING = env.integer("WORKER_MAX_RUNNING", 32, least=1, most=4096)
+WORKER_STEP_TOKENS = env.integer("WORKER_STEP_TOKENS", 512, least=16, most=65536)
+WORKER_THREADS = env.integer("WORKER_THREADS", os.cpu_count() or 1, least=1, most=1024)
+WORKER_GRACE_S = env.integer("WORKER_GRACE_S", 8, least=0, most=3600)
+BODY_RETENTION_S = env.integer("BRIGADE_BODY_RETENTION_S", 3600, least=0)
 
 INSTALLED_APPS = [
     "unfold",
@@ -49,6 +65,8 @@ INSTALLED_APPS = [
     "inference.coordination",
     "inference.kvdirectory",
     "inference.usage",
+    "inference.scheduling",
+    "inference.workers",
     "billing.holds",
     "billing.pricing",
     "billing.metering",
@@ -57,6 +75,7 @@ INSTALLED_APPS = [
     "controlplane.tenants",
     "controlplane.keys",
     "controlplane.catalog",
+    "controlplane.fleet",
     "controlplane.console",
     "controlplane.embedded",
 ]

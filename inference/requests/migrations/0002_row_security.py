@@ -1,0 +1,12 @@
+from django.db import migrations
+
+from inference.database import row_security
+
+
+class Migration(migrations.Migration):
+    dependencies = [("requests", "0001_initial")]
+    operations = [
+        row_security("inference_request"),
+        row_security("inference_request_body"),
+        row_security("inference_request_event"),
+    ]

@@ -1,0 +1,17 @@
+"""Prompts do not stay: what customers wrote goes soon after their request's end."""
+
+from __future__ import annotations
+
+from inference.database import execute
+
+
+def bodies_sweep(*, keep_s: int) -> int:
+    """Deletes bodies and hand-offs of requests that ended `keep_s` seconds ago or earlier. Answers the number of bodies."""
+    return execute(
+        """
+        WITH ended AS (SELECT id FROM inference_request WHERE finished_at < clock_timestamp() - make_interval(secs => %s)),
+             handoffs AS (DELETE FROM kv_handoff WHERE request_id IN (SELECT id FROM ended))
+        DELETE FROM inference_request_body WHERE request_id IN (SELECT id FROM ended)
+        """,
+        [keep_s],
+    )

@@ -1,0 +1,11 @@
+from django.db import migrations
+
+from inference.database import row_security
+
+
+class Migration(migrations.Migration):
+    dependencies = [("usage", "0001_initial")]
+    operations = [
+        row_security("inference_usage"),
+        row_security("inference_usage_pending"),
+    ]

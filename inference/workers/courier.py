@@ -1,0 +1,107 @@
+"""Carries what the engine made to the world, so that the engine loop waits for nobody.
+
+Two threads. The **emitter** writes tokens to the streams. The **journal** writes transitions to PostgreSQL, after the tokens before
+them are out; a finish goes to the stream after its transaction is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from django.db import Error, connections
+from redis.exceptions import RedisError
+
+from inference.contracts import StreamEntry
+from inference.streams import StreamWriter
+
+log = logging.getLogger(__name__)
+
+Entries = list[tuple[str, StreamEntry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A write to PostgreSQL. `write` answers the entries that may go out once it is committed; it must be safe to repeat."""
+
+    name: str
+    write: Callable[[], Entries]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What one engine step made: entries first, then transitions."""
+
+    entries: Entries = field(default_factory=list)
+    transitions: Sequence[Transition] = ()
+
+
+class Courier:
+    """`may_speak` answers whether this process still holds its lease; without it nothing leaves."""
+
+    def __init__(self, writer: StreamWriter, may_speak: Callable[[], bool]) -> None:
+        self._writer = writer
+        self._may_speak = may_speak
+        self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        self._transitions: queue.SimpleQueue[Transition | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._emit_all, name="emitter", daemon=True),
+            threading.Thread(target=self._journal_all, name="journal", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, parcel: Parcel) -> None:
+        self._parcels.put(parcel)
+
+    def stop(self, timeout_s: float) -> None:
+        """Delivers what is in hand, within the time."""
+        self._parcels.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _emit_all(self) -> None:
+        while (parcel := self._parcels.get()) is not None:
+            self._emit(parcel.entries)
+            for transition in parcel.transitions:
+                self._transitions.put(transition)
+        self._transitions.put(None)
+
+    def _emit(self, entries: Entries) -> None:
+        """A token that Valkey does not take is not kept for ever: the row in PostgreSQL says how the request ended."""
+        if not entries:
+            return
+        for delay_s in (0.05, 0.2, 0.5, 1.0, 0.0):
+            if not self._may_speak():
+                log.warning("%d stream entries withheld: the lease is over", len(entries))
+                return
+            try:
+                self._writer.write(entries)
+                return
+            except RedisError as error:
+                log.warning("stream entries not written, trying again: %s", error)
+                time.sleep(delay_s)
+        log.error("%d stream entries given up", len(entries))
+
+    def _journal_all(self) -> None:
+        while (transition := self._transitions.get()) is not None:
+            self._emit(self._write(transition))
+        connections.close_all()
+
+    def _write(self, transition: Transition) -> Entries:
+        """Until the database has it: it is away or it refuses, it does not forget. A lost lease ends the process anyway."""
+        delay_s = 0.05
+        while True:
+            try:
+                return transition.write()
+            except Error as error:
+                log.warning("%s not written, trying again: %s", transition.name, error)
+                connections.close_all()
+                time.sleep(delay_s)
+                delay_s = min(delay_s * 2, 1.0)

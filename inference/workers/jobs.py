@@ -1,0 +1,105 @@
+"""A worker's memory of a request that it owns, and the sums that its end is billed by."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from inference.contracts import FinishReason, PrefillResult, RequestOutcome
+from inference.engine.events import PhaseUsage
+from inference.requests.models import State
+from inference.requests.transitions import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a request ends other than by itself."""
+
+    state: State
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class Job:
+    """One claimed request. `outputs` are all tokens of each choice that the client has or will have, forced ones included."""
+
+    claim: Claim
+    outputs: list[list[int]]
+    claimed_at: float = field(default_factory=time.monotonic)
+    ttft_ms: float | None = None
+    transfer_ms: float = 0.0
+    waited_us: int = 0  # from the hand-off's publication to the end of its copy
+    transfer_note: str = ""
+
+    @classmethod
+    def of(cls, claim: Claim) -> Job:
+        ttft_ms = claim.handoff.result.ttft_ms if claim.handoff else None
+        return cls(claim=claim, outputs=[list(ids) for ids in claim.request.forced], ttft_ms=ttft_ms)
+
+    @property
+    def id(self) -> str:
+        return self.claim.request.request_id
+
+    @property
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(self.id)
+
+    @property
+    def epoch(self) -> int:
+        return self.claim.owner.epoch
+
+    def age_ms(self) -> float:
+        """Since the request was created: the database's clock up to the claim, this process's monotonic one after it."""
+        return self.claim.elapsed_ms + 1000 * (time.monotonic() - self.claimed_at)
+
+    @property
+    def overdue(self) -> bool:
+        return time.monotonic() - self.claimed_at > self.claim.remaining_s
+
+    def token(self, choice: int, token_id: int) -> None:
+        self.outputs[choice].append(token_id)
+        if self.ttft_ms is None:
+            self.ttft_ms = self.age_ms()
+
+    def prefill_result(self, usage: PhaseUsage) -> PrefillResult:
+        return PrefillResult(
+            outputs=tuple(tuple(ids) for ids in self.outputs),
+            computed=usage.computed,
+            cached=usage.cached,
+            recomputed=usage.recomputed,
+            kv_token_us=usage.kv_token_us,
+            prefill_ms=usage.prefill_ms,
+            ttft_ms=self.ttft_ms or 0.0,
+        )
+
+    def outcome(self, usage: PhaseUsage, reasons: tuple[FinishReason, ...] = (), verdict: Verdict | None = None) -> RequestOutcome:
+        """Both phases together. A copy of pages is no cache hit: computed and cached come from prefill's own look-up alone."""
+        before = self.claim.handoff.result if self.claim.handoff else None
+        waited = self.claim.handoff.tokens * self.waited_us if self.claim.handoff else 0
+        first = before or usage
+        return RequestOutcome(
+            reasons=reasons,
+            error_code=verdict.code if verdict else "",
+            error_message=verdict.message if verdict else "",
+            computed=first.computed,
+            cached=first.cached,
+            recomputed=usage.recomputed + (before.recomputed if before else 0),
+            completion=sum(len(ids) for ids in self.outputs),
+            kv_token_us=usage.kv_token_us + waited + (before.kv_token_us if before else 0),
+            timing_ms=self._timing(usage, before),
+        )
+
+    def _timing(self, usage: PhaseUsage, before: PrefillResult | None) -> dict[str, Any]:
+        timing: dict[str, Any] = {
+            "queue": self.claim.queue_ms,
+            "prefill": before.prefill_ms if before else usage.prefill_ms,
+            "transfer": self.transfer_ms,
+            "ttft": self.ttft_ms,
+            "decode": usage.decode_ms,
+            "total": self.age_ms(),
+        }
+        rounded = {name: None if value is None else round(value, 3) for name, value in timing.items()}
+        return {**rounded, "itl": usage.itl_ms, "transfer_note": self.transfer_note}

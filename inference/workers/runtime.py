@@ -1,0 +1,204 @@
+"""A worker process: model, arena, engine loop, courier, lease. One a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from django.conf import settings
+from django.db import Error, connections
+from redis.exceptions import RedisError
+
+from inference.contracts import PoolCounters
+from inference.coordination.registry import LEASE_S, SlotTaken, worker_drain, worker_leave, worker_register, worker_renew
+from inference.engine.engine import Engine, EngineConfig
+from inference.engine.loading import load_model
+from inference.kvdirectory.selectors import handoffs_to_free
+from inference.kvdirectory.services import extents_write
+from inference.kvtransport.arena import Arena, arena_bytes, arena_folder
+from inference.kvtransport.shm import ShmTransport
+from inference.requests.selectors import cancelled_of
+from inference.streams import Signals, StreamWriter
+from inference.text import open_text
+from inference.workers.courier import Courier
+from inference.workers.loop import EngineLoop
+from inference.workers.transfers import Transfers
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 1.0
+LEASE_MARGIN_S = 0.5
+STALLED_S = 3.0  # a loop without progress for so long gets no new lease
+QUEUE_AHEAD = 4  # claimed beyond what runs, so that the batch never starves between two offers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    slot: str
+    roles: tuple[str, ...]
+    model: str
+    blocks: int
+    max_running: int
+    step_tokens: int
+    threads: int
+
+
+class WorkerRuntime:
+    _current: ClassVar[WorkerRuntime | None] = None
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self.slot = options.slot
+        self._options = options
+        self._stopping = threading.Event()
+        self._draining = False
+        self._spoken_until = 0.0
+        self._threads: list[threading.Thread] = []
+
+    @classmethod
+    def current(cls) -> WorkerRuntime:
+        if cls._current is None:
+            raise RuntimeError("this process is no inference worker: start it with `manage.py worker`")
+        return cls._current
+
+    def start(self) -> None:
+        """Loads the model, takes the slot, starts the threads. Raises SlotTaken."""
+        options = self._options
+        torch.set_num_threads(options.threads)
+        folder: Path = settings.DATA.models / options.model
+        model, text = load_model(folder), open_text(folder)
+        arenas = arena_folder(arena_bytes(model.layout, options.blocks), settings.DATA.root, settings.DATA.arena_name)
+        config = EngineConfig(blocks=options.blocks, max_running=options.max_running, step_tokens=options.step_tokens)
+        self.worker_epoch = self._register(model.layout)
+        _sweep(arenas, self.slot)
+        self.arena = Arena.create(arenas / self._arena_name(self.worker_epoch), model.layout, options.blocks, self.worker_epoch)
+        engine = Engine(model, text, self.arena.tensor(), config, raise_generation=self.arena.raise_generation)
+        self._courier = Courier(StreamWriter.shared(), self._may_speak)
+        self._transfers = Transfers(ShmTransport(arenas, self.arena))
+        self.loop = EngineLoop(engine, self.arena, self._courier, self._transfers, self.slot, self.worker_epoch)
+        self._courier.start()
+        self._run_thread("engine", self.loop.run)
+        self._run_thread("pulse", self._pulse_all)
+        self._run_thread("signals", self._listen)
+        WorkerRuntime._current = self
+        log.info("worker %s epoch %d serves %s as %s", self.slot, self.worker_epoch, options.model, ", ".join(options.roles))
+
+    @property
+    def accepts(self) -> bool:
+        return not self._draining and self.loop.jobs < self._options.max_running + QUEUE_AHEAD
+
+    def stop(self, grace_s: float) -> None:
+        """Takes nothing new, ends what it can within the grace, and leaves; the reaper gives the rest to others."""
+        self._draining = True
+        worker_drain(slot=self.slot, epoch=self.worker_epoch)
+        until = time.monotonic() + grace_s
+        while time.monotonic() < until and (self.loop.jobs or self.loop.held()):
+            time.sleep(0.05)
+        self.loop.stop()
+        self._transfers.stop()
+        self._courier.stop(timeout_s=2.0)
+        self._stopping.set()
+        worker_leave(slot=self.slot, epoch=self.worker_epoch)
+        self.arena.remove()
+
+    def _arena_name(self, epoch: int | str) -> str:
+        return f"{self.slot}-{epoch}.kv"
+
+    def _register(self, layout: Any) -> int:
+        """Waits out the lease of a predecessor that died a moment ago."""
+        options = self._options
+        until = time.monotonic() + LEASE_S + 2
+        while True:
+            try:
+                epoch = worker_register(
+                    slot=self.slot,
+                    roles=options.roles,
+                    model=options.model,
+                    layout=layout,
+                    device="cpu",
+                    arena=self._arena_name("{epoch}"),
+                    pool=self._idle_pool(),
+                    load=self._load(0),
+                )
+                self._spoken_until = time.monotonic() + LEASE_S - LEASE_MARGIN_S
+                return epoch
+            except SlotTaken:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.3)
+
+    def _run_thread(self, name: str, target: Any) -> None:
+        thread = threading.Thread(target=self._guarded, args=(name, target), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _guarded(self, name: str, target: Any) -> None:
+        """A thread of ours that ends by an error ends the process: a worker that only half lives is worse than none."""
+        try:
+            target()
+        except BaseException:
+            log.critical("thread %s of worker %s broke; the process ends", name, self.slot, exc_info=True)
+            os._exit(70)
+
+    # Lease and the second's chores.
+
+    def _may_speak(self) -> bool:
+        return time.monotonic() < self._spoken_until
+
+    def _pulse_all(self) -> None:
+        while not self._stopping.wait(PULSE_S):
+            try:
+                self._pulse()
+            except Error as error:
+                log.warning("worker %s: the database is away: %s", self.slot, error)
+                connections.close_all()
+        connections.close_all()
+
+    def _pulse(self) -> None:
+        started = time.monotonic()
+        if started - self.loop.progress_at > STALLED_S:
+            log.error("worker %s: the engine loop made no progress for %.1f s", self.slot, started - self.loop.progress_at)
+            return
+        if not worker_renew(slot=self.slot, epoch=self.worker_epoch, pool=self.loop.pool, load=self._load(self.loop.jobs)):
+            log.critical("worker %s lost its lease; the process ends", self.slot)
+            os._exit(75)
+        self._spoken_until = started + LEASE_S - LEASE_MARGIN_S
+        for request_id in cancelled_of(self.slot, self.worker_epoch):
+            self.loop.cancel(str(request_id))
+        for request_id in handoffs_to_free(self.slot, self.loop.held()):
+            self.loop.release(str(request_id))
+        self._publish_extents()
+
+    def _publish_extents(self) -> None:
+        changes = list(self.loop.extent_changes)
+        if changes:
+            extents_write(worker=self.slot, worker_epoch=self.worker_epoch, encoding=self.arena.layout.dtype, changes=changes)
+        for _ in changes:  # only what is written leaves the list
+            self.loop.extent_changes.popleft()
+
+    def _load(self, jobs: int) -> dict[str, Any]:
+        return {"running": jobs, "max_running": self._options.max_running}
+
+    def _idle_pool(self) -> PoolCounters:
+        return PoolCounters(free=self._options.blocks, cached=0, held=0, quarantined=0, total=self._options.blocks)
+
+    def _listen(self) -> None:
+        """Signals make a second's poll quicker; without Valkey the poll does it."""
+        while not self._stopping.is_set():
+            try:
+                for verb, request_id in Signals.shared().receive(self.slot):
+                    {"cancel": self.loop.cancel, "release": self.loop.release}[verb](request_id)
+            except RedisError as error:
+                log.warning("worker %s hears no signals: %s", self.slot, error)
+                self._stopping.wait(1.0)
+
+
+def _sweep(arenas: Path, slot: str) -> None:
+    """Customers' KV that dead processes of this slot left behind."""
+    for path in arenas.glob(f"{slot}-*.kv"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,36 @@
+"""The Celery task: a doorway. It claims, hands to the engine loop, and returns; a lost, doubled or late message changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+
+from celery import shared_task
+
+from inference.requests.models import State
+from inference.requests.transitions import Claim, request_claim
+from inference.streams import StreamWriter
+from inference.workers.runtime import WorkerRuntime
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name="inference.claim", acks_late=True, ignore_result=True)
+def claim(request_id: str, state: str, epoch: int) -> None:
+    runtime = WorkerRuntime.current()
+    if not runtime.accepts:
+        return  # the row stays where it is and is offered again
+    claimed = request_claim(
+        request_id=uuid.UUID(request_id), state=State(state), epoch=epoch, slot=runtime.slot, worker_epoch=runtime.worker_epoch
+    )
+    if claimed is not None:
+        runtime.loop.start_job(_with_forced(claimed))
+
+
+def _with_forced(claimed: Claim) -> Claim:
+    """After a death the client may have tokens already: they become the forced prefix of this attempt."""
+    if claimed.attempt == 1 or claimed.handoff is not None:
+        return claimed
+    forced = StreamWriter.shared().take_over(claimed.request.request_id, claimed.owner.epoch)
+    return dataclasses.replace(claimed, request=dataclasses.replace(claimed.request, forced=forced))

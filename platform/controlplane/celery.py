@@ -1,0 +1,16 @@
+"""The Celery application. Messages are wake-up calls: no results, no priorities, no times of day, JSON only."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.main")
+
+app = Celery("brigade")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks(
+    ["inference.workers", "inference.coordination", "inference.requests", "billing.metering", "billing.invoices"],
+    related_name="tasks",
+)

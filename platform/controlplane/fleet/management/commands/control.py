@@ -1,0 +1,34 @@
+"""Runs the control worker: the Celery worker of the jobs in `settings/queues.py`, with beat beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app
+from celery.beat import EmbeddedService
+from celery.signals import worker_ready, worker_shutdown
+from django.core.management.base import BaseCommand
+
+from controlplane.settings.queues import CONTROL_QUEUE
+
+
+class Command(BaseCommand):
+    help = "Reaper, usage ingest, invoice drafts and sweepers. Any number may run."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # A thread, in memory: a process of its own could outlive this one, and a schedule file would have to be put somewhere.
+        beat = EmbeddedService(current_app, thread=True, scheduler_cls="celery.beat.Scheduler")
+        worker_ready.connect(lambda **_: beat.start(), weak=False)
+        worker_shutdown.connect(lambda **_: beat.stop(), weak=False)
+        current_app.worker_main(
+            [
+                "worker",
+                f"--queues={CONTROL_QUEUE}",
+                "--hostname=control@%h",
+                "--pool=threads",
+                "--concurrency=3",
+                "--without-gossip",
+                "--without-mingle",
+                "--loglevel=WARNING",
+            ]
+        )
