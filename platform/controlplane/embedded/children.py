@@ -1,0 +1,84 @@
+"""The table of what `manage.py serve` runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from django.conf import settings
+
+from controlplane.embedded.logs import LogFile
+from controlplane.embedded.postgres import Postgres
+from controlplane.embedded.processes import spawn
+from controlplane.embedded.supervisor import Child
+from controlplane.embedded.valkey import Valkey
+
+BASE = Path(__file__).resolve().parents[3]
+MANAGE = (sys.executable, str(BASE / "manage.py"))
+GATEWAY, WORK, SERVERS = 0, 1, 2  # the order of stopping
+GATEWAY_STOP_S, WORK_STOP_S, SERVER_STOP_S = 4.0, 3.0, 3.0
+GATEWAY_POOL = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A Python process of ours: its name is also that of its log and of its database sessions."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    order: int = WORK
+    slot: str = ""
+
+
+def programs(port: int) -> list[Program]:
+    return [
+        Program("gateway", _gateway(port), _role("app", BRIGADE_DATABASE_POOL=str(GATEWAY_POOL)), order=GATEWAY),
+        Program("dispatcher", (*MANAGE, "dispatcher"), _role("system")),
+        _worker("prefill"),
+        _worker("decode"),
+        Program("control", (*MANAGE, "control"), _role("system")),
+    ]
+
+
+def _gateway(port: int) -> tuple[str, ...]:
+    argv = (sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--host", settings.BIND, "--port", str(port))
+    return (*argv, "--timeout-graceful-shutdown", str(int(GATEWAY_STOP_S) - 1), "--no-access-log", "--log-level", "warning")
+
+
+def _worker(role: str) -> Program:
+    slot = f"{role}-0"
+    threads = str(settings.WORKER_THREADS)
+    env = _role("system", OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, WORKER_GRACE_S=str(int(WORK_STOP_S) - 1))
+    return Program(f"worker-{slot}", (*MANAGE, "worker", "--slot", slot, "--roles", role), env, slot=slot)
+
+
+def _role(role: str, **more: str) -> dict[str, str]:
+    return {"BRIGADE_DATABASE_ROLE": role, **more}
+
+
+def environment(name: str, port: int, more: Mapping[str, str]) -> dict[str, str]:
+    """Ours, plus where the code, the data and the port are."""
+    path = os.pathsep.join(part for part in (str(BASE / "platform"), str(BASE), os.environ.get("PYTHONPATH", "")) if part)
+    ours = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PORT": str(port), "BRIGADE_PROCESS": name}
+    return os.environ | ours | {"BRIGADE_DATA": str(settings.DATA.root)} | dict(more)
+
+
+def program_child(program: Program, port: int) -> Child:
+    log = settings.DATA.logs / f"{program.name}.log"
+
+    def launch() -> subprocess.Popen[bytes]:
+        return spawn(program.argv, log=log, env=environment(program.name, port, program.env), cwd=BASE)
+
+    stop_s = GATEWAY_STOP_S if program.order == GATEWAY else WORK_STOP_S
+    return Child(program.name, launch, LogFile(log), program.order, stop_s, slot=program.slot)
+
+
+def server_child(server: Postgres | Valkey) -> Child:
+    stop_signal = signal.SIGINT if isinstance(server, Postgres) else signal.SIGTERM
+    return Child(server.name, server.launch, LogFile(server.log), SERVERS, SERVER_STOP_S, stop_signal, shows_errors=False)
