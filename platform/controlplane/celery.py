@@ -11,6 +11,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.main")
 app = Celery("brigade")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(
-    ["inference.workers", "inference.coordination", "inference.requests", "billing.metering", "billing.invoices"],
+    ["inference.workers", "inference.coordination", "inference.requests", "billing.holds", "billing.metering", "billing.invoices"],
     related_name="tasks",
 )

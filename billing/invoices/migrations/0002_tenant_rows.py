@@ -1,0 +1,14 @@
+from django.db import migrations
+
+from billing.database import privileges, tenant_reads
+
+TABLES = ("invoices_schedule", "invoices_invoice", "invoices_line")
+
+
+class Migration(migrations.Migration):
+    dependencies = [("invoices", "0001_initial")]
+
+    operations = [
+        *(tenant_reads(table) for table in TABLES),
+        *(privileges(table) for table in TABLES),
+    ]
