@@ -1,0 +1,227 @@
+"""The whole product as a user runs it: `manage.py serve` as a process of its own, with the tiny model.
+
+stack           on embedded servers, one for the session
+servers_stack   the same on PostgreSQL, RabbitMQ and Redis of this machine; skipped (under CI: failed) where they do not answer
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+import redis
+
+from controlplane.embedded.paths import DataFolder
+from controlplane.embedded.processes import orphans, spawn
+
+BASE = Path(__file__).parents[2]
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 20
+OF_THE_TEST_RUN = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "BRIGADE_DATABASE_ROLE", "BRIGADE_DATA", "BRIGADE_PROCESS", "PORT")
+SERVERS = {
+    "DATABASE_URL": os.environ.get("TEST_DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/postgres"),
+    "BROKER_URL": os.environ.get("TEST_BROKER_URL", "amqp://guest:guest@127.0.0.1:5672//"),
+    "REDIS_URL": os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379/0"),
+}
+
+
+@dataclass
+class Stack:
+    """A running copy of Brigade, and how to speak to it."""
+
+    data: DataFolder
+    port: int
+    env: dict[str, str]
+    output: Path
+    process: subprocess.Popen[bytes]
+    credentials: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        return self.credentials["base_url"]
+
+    @property
+    def api_key(self) -> str:
+        return self.credentials["api_key"]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`manage.py ARGUMENTS` against this copy, whatever its exit status."""
+        argv = [sys.executable, str(BASE / "manage.py"), *arguments]
+        return subprocess.run(argv, env=self.env, cwd=BASE, capture_output=True, text=True, timeout=60)
+
+    def manage(self, *arguments: str) -> Any:
+        """`manage.py ARGUMENTS`, which must succeed and print JSON."""
+        result = self.run(*arguments)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ends it, answers its exit status, and checks that nothing is left of it."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        status = self.process.wait(STOP_TIMEOUT_S)
+        assert_nothing_left(self.data)
+        return status
+
+
+def assert_nothing_left(data: DataFolder, timeout_s: float = 12) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := left_behind(data):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+def left_behind(data: DataFolder) -> list[str]:
+    """Processes that were started for this data folder, sockets, arenas in shared memory."""
+    marker = f"BRIGADE_DATA={data.root}".encode()
+    processes = [f"process {path.name}" for path in Path("/proc").glob("[0-9]*") if _names(path, marker)]
+    servers = [orphan.command for orphan in orphans(data.sockets.name)]
+    return processes + servers + [str(folder) for folder in (data.sockets, *data.arenas) if folder.exists()]
+
+
+def _names(process: Path, marker: bytes) -> bool:
+    if process.name in (str(os.getpid()), "self"):
+        return False
+    try:
+        return marker in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def serve_environment(data: DataFolder, port: int, more: dict[str, str] | None = None) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name.removesuffix("_FILE") not in OF_THE_TEST_RUN}
+    ours = {"BRIGADE_DATA": str(data.root), "PORT": str(port), "BRIGADE_MODEL": "tiny", "BRIGADE_TEST_HOOKS": "1"}
+    return env | ours | (more or {})
+
+
+def launch(data: DataFolder, port: int, more: dict[str, str] | None = None) -> Stack:
+    """Starts `manage.py serve` and returns at once. It is stopped when the test run dies."""
+    env = serve_environment(data, port, more)
+    output = data.root.parent / f"{data.root.name}.serve.log"
+    output.unlink(missing_ok=True)
+    process = spawn([sys.executable, BASE / "manage.py", "serve"], log=output, env=env, cwd=BASE)
+    return Stack(data, port, env, output, process)
+
+
+def wait_until_it_answers(stack: Stack) -> Stack:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "Ctrl-C stops" not in stack.output.read_text():
+        if stack.process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"manage.py serve did not start:\n{stack.output.read_text()}")
+        time.sleep(0.05)
+    stack.credentials = stack.manage("demo_credentials", "--json")
+    return stack
+
+
+@contextmanager
+def serving(folder: Path, more: dict[str, str] | None = None) -> Iterator[Stack]:
+    """A running copy on `folder`, ended at the end of the block."""
+    stack = launch(DataFolder(folder), free_port(), more)
+    try:
+        yield wait_until_it_answers(stack)
+    finally:
+        stack.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with serving(tmp_path_factory.mktemp("stack") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def servers_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with own_place_on_servers() as urls, serving(tmp_path_factory.mktemp("servers") / "data", urls) as running:
+        yield running
+
+
+@contextmanager
+def own_place_on_servers() -> Iterator[dict[str, str]]:
+    """A database, a virtual host and a Redis number that are nobody else's; all gone at the end."""
+    missing = [f"{name} {url}" for name, url in SERVERS.items() if not _listens(url)]
+    if missing:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no server answers: {', '.join(missing)}")
+    name = f"brigade_flows_{os.getpid()}"
+    number = _empty_redis()
+    vhost = _vhost_make(name)
+    database = urlunsplit(urlsplit(SERVERS["DATABASE_URL"])._replace(path=f"/{name}"))
+    broker = urlunsplit(urlsplit(SERVERS["BROKER_URL"])._replace(path=f"/{vhost}"))
+    try:
+        yield {
+            "DATABASE_URL": database,
+            "BROKER_URL": broker,
+            "REDIS_URL": urlunsplit(urlsplit(SERVERS["REDIS_URL"])._replace(path=f"/{number}")),
+        }
+    finally:
+        with psycopg.connect(SERVERS["DATABASE_URL"], autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        with redis.Redis.from_url(SERVERS["REDIS_URL"], db=number) as client:
+            client.flushdb()
+        if vhost == name:
+            _rabbitmqctl("delete_vhost", name)
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 0), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _empty_redis() -> int:
+    for number in range(15, 0, -1):
+        with redis.Redis.from_url(SERVERS["REDIS_URL"], db=number) as client:
+            if client.dbsize() == 0:
+                return number
+    pytest.fail("all databases of the Redis server are in use")
+
+
+def _vhost_make(name: str) -> str:
+    """A virtual host needs the broker's own tool; without it the default one is used."""
+    if not _rabbitmqctl("add_vhost", name):
+        return "/"
+    user = urlsplit(SERVERS["BROKER_URL"]).username or "guest"
+    assert _rabbitmqctl("set_permissions", "-p", name, user, ".*", ".*", ".*")
+    return name
+
+
+def _rabbitmqctl(*arguments: str) -> bool:
+    try:
+        return subprocess.run(["rabbitmqctl", "-q", *arguments], capture_output=True, timeout=30).returncode == 0
+    except OSError:
+        return False
