@@ -1,3 +1,16 @@
-from django.urls import URLPattern
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern] = []
+from controlplane.gateway import views
+
+handler404 = "controlplane.errors.not_found"
+handler500 = "controlplane.errors.server_error"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", views.healthz),
+    path("readyz", views.readyz),
+    path("v1/chat/completions", views.chat_completions),
+    path("v1/models", views.models),
+    path("v1/models/<path:name>", views.model),
+    path("v1/requests/<str:public_id>", views.request_receipt),
+    path("v1/<path:rest>", views.nothing_here),
+]

@@ -55,7 +55,7 @@ class OrganisationState(models.TextChoices):
 
 
 class Organisation(models.Model):
-    """A tenant: its id is the `tenant_id` of every other room. A higher `scope_epoch` makes all cached prefixes of it unreachable."""
+    """A tenant; its id is the `tenant_id` of every other room. A higher `scope_epoch` makes all its cached prefixes unreachable."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=200)

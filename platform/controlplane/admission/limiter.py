@@ -1,0 +1,169 @@
+"""Rate limits of a key: requests per minute, tokens per minute, requests at once. One script decides all three, or takes nothing.
+
+The windows lie in Valkey and may be lost; money is guarded by the holds in PostgreSQL. Time is Valkey's own.
+A token bucket per minute limit: full at the start, refilled evenly. Tokens are taken as prompt + max_tokens, and what was not
+generated is given back at the end.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from controlplane.errors import Overloaded, RateLimitExceeded, RequestAboveRateLimit
+from controlplane.gateway.limits import RATE_WINDOW_S
+from controlplane.keys.verification import KeyRecord
+
+Verdict = Literal["ok", "requests", "tokens", "concurrent", "size"]
+
+_LEVEL = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local window = tonumber(ARGV[1])
+local function level(key, limit)
+  local stored = redis.call('HMGET', key, 'level', 'at')
+  if not stored[1] then return limit end
+  return math.min(limit, stored[1] + math.max(0, now - stored[2]) * limit / window)
+end
+local function store(key, value)
+  redis.call('HSET', key, 'level', string.format('%.6f', value), 'at', string.format('%.3f', now))
+  redis.call('PEXPIRE', key, math.ceil(window * 2))
+end
+"""
+
+# KEYS requests, tokens, running. ARGV window ms, limits of the three, tokens wanted, request id ('' only looks), lease ms
+TAKE = (
+    _LEVEL
+    + """
+local most_requests, most_tokens, most_running = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local wanted, id, lease = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local requests, tokens = level(KEYS[1], most_requests), level(KEYS[2], most_tokens)
+local verdict, wait = 'ok', 0
+if id ~= '' then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+  if wanted > most_tokens then verdict = 'size'
+  elseif requests < 1 then verdict = 'requests'; wait = (1 - requests) * window / most_requests
+  elseif tokens < wanted then verdict = 'tokens'; wait = (wanted - tokens) * window / most_tokens
+  elseif redis.call('ZCARD', KEYS[3]) >= most_running then verdict = 'concurrent'; wait = 1000
+  else
+    requests, tokens = requests - 1, tokens - wanted
+    store(KEYS[1], requests)
+    store(KEYS[2], tokens)
+    redis.call('ZADD', KEYS[3], now + lease, id)
+    redis.call('PEXPIRE', KEYS[3], lease)
+  end
+end
+return {verdict, string.format('%.6f', requests), string.format('%.6f', tokens), string.format('%.3f', wait)}
+"""
+)
+
+# KEYS tokens, running. ARGV window ms, limit of tokens, request id, tokens to give back. A second release changes nothing.
+RELEASE = (
+    _LEVEL
+    + """
+if redis.call('ZREM', KEYS[2], ARGV[3]) == 1 then
+  store(KEYS[1], math.min(tonumber(ARGV[2]), level(KEYS[1], tonumber(ARGV[2])) + tonumber(ARGV[4])))
+end
+return 0
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One limit as the client may see it."""
+
+    limit: int
+    level: float
+
+    @property
+    def remaining(self) -> int:
+        return max(0, int(self.level + 1e-6))
+
+    @property
+    def reset(self) -> str:
+        return duration((self.limit - self.level) / self.limit * RATE_WINDOW_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    verdict: Verdict
+    requests: Window
+    tokens: Window
+    wait_s: float
+
+    def headers(self) -> dict[str, str]:
+        return {
+            "x-ratelimit-limit-requests": str(self.requests.limit),
+            "x-ratelimit-limit-tokens": str(self.tokens.limit),
+            "x-ratelimit-remaining-requests": str(self.requests.remaining),
+            "x-ratelimit-remaining-tokens": str(self.tokens.remaining),
+            "x-ratelimit-reset-requests": self.requests.reset,
+            "x-ratelimit-reset-tokens": self.tokens.reset,
+        }
+
+    def check(self) -> None:
+        """Raises what the client must see."""
+        if self.verdict == "size":
+            raise RequestAboveRateLimit(
+                f"The request is larger than your limit of {self.tokens.limit} tokens per minute.", param="max_tokens"
+            )
+        if self.verdict != "ok":
+            raise RateLimitExceeded(_MESSAGES[self.verdict].format(self=self), retry_after_s=self.wait_s)
+
+
+_MESSAGES = {
+    "requests": "Rate limit reached: {self.requests.limit} requests per minute.",
+    "tokens": "Rate limit reached: {self.tokens.limit} tokens per minute.",
+    "concurrent": "Rate limit reached: too many requests of this key are running at once.",
+}
+
+
+def duration(seconds: float) -> str:
+    """As the API writes it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{max(0, round(seconds * 1_000))}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{round(rest)}s" if minutes else f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+class Limiter:
+    def __init__(self, redis: Redis) -> None:
+        self._take = redis.register_script(TAKE)
+        self._release = redis.register_script(RELEASE)
+
+    async def take(self, key: KeyRecord, *, request_id: uuid.UUID, tokens: int, lease_s: float) -> RateState:
+        """Counts the request, or nothing where the verdict is not ok."""
+        return await self._ask(key, str(request_id), tokens, lease_s)
+
+    async def look(self, key: KeyRecord) -> RateState:
+        return await self._ask(key, "", 0, 0.0)
+
+    async def release(self, key: KeyRecord, *, request_id: uuid.UUID, unused_tokens: int) -> None:
+        """May be called twice. Where Valkey is away the lease ends by itself."""
+        names = _names(key.key_id)
+        arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), key.tokens_per_minute, str(request_id), max(0, unused_tokens)]
+        await self._release(keys=names[1:], args=arguments)
+
+    async def _ask(self, key: KeyRecord, request_id: str, tokens: int, lease_s: float) -> RateState:
+        limits = [key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests]
+        arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), *limits, tokens, request_id, int(lease_s * 1_000)]
+        try:
+            verdict, requests, left, wait_ms = await self._take(keys=_names(key.key_id), args=arguments)
+        except (RedisError, OSError) as error:
+            raise Overloaded("The server is busy. Try again in a moment.", detail=f"rate limiter: {error}") from error
+        return RateState(
+            verdict=verdict.decode(),
+            requests=Window(key.requests_per_minute, float(requests)),
+            tokens=Window(key.tokens_per_minute, float(left)),
+            wait_s=float(wait_ms) / 1_000,
+        )
+
+
+def _names(key_id: uuid.UUID) -> list[str]:
+    """In one hash slot, where Valkey is a cluster."""
+    return [f"rate:{{{key_id}}}:{part}" for part in ("requests", "tokens", "running")]

@@ -1,0 +1,148 @@
+"""What every address of /v1 has in common: who calls, how long it took, how errors look."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, cast
+
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.utils import timezone
+
+from controlplane.admission.limiter import RateState
+from controlplane.errors import ApiError, InternalError, InvalidApiKey, MethodNotAllowed, OrganisationSuspended, error_response
+from controlplane.gateway import limits
+from controlplane.gateway.handler import ClientGone, GatewayRequest, Inbox
+from controlplane.gateway.runtime import Runtime, runtime
+from controlplane.gateway.threads import in_database
+from controlplane.keys.services import USE_RESOLUTION, api_key_used
+from controlplane.keys.tokens import PREFIX_LENGTH, key_parse
+from controlplane.keys.verification import KeyRecord, record_matches
+from inference.requests.models import new_request_id
+
+log = logging.getLogger("brigade.gateway")
+P = ParamSpec("P")
+
+
+class Call:
+    """One API call. `rate` is set when the limiter has decided about it."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.started = time.perf_counter()
+        self.id = new_request_id()
+        self.request = request
+        self.runtime: Runtime = runtime()
+        self.rate: RateState | None = None
+        self.key: KeyRecord | None = None
+
+    @property
+    def caller(self) -> KeyRecord:
+        assert self.key is not None, "the endpoint decorator authenticates"
+        return self.key
+
+    @property
+    def inbox(self) -> Inbox:
+        return cast(GatewayRequest, self.request).inbox
+
+    async def body(self) -> bytes:
+        return await self.inbox.body(self.request.headers.get("Content-Length"))
+
+    async def authenticate(self) -> None:
+        self.key = await authenticate(self.request.headers.get("Authorization", ""), self.runtime)
+        last = self.key.last_used_at
+        if last is None or timezone.now() - last > USE_RESOLUTION:
+            self.runtime.background(in_database(api_key_used, tenant_id=self.key.tenant_id, key_id=self.key.key_id))
+
+    async def headers(self) -> dict[str, str]:
+        headers = {"x-request-id": f"req_{self.id.hex}", "openai-version": "2020-10-01"}
+        headers["openai-processing-ms"] = str(round((time.perf_counter() - self.started) * 1_000))
+        if self.key is not None:
+            headers["openai-organization"] = str(self.key.tenant_id)
+            headers.update(await self._rate_headers(self.key))
+        return headers
+
+    async def _rate_headers(self, key: KeyRecord) -> dict[str, str]:
+        try:
+            return (self.rate or await self.runtime.limiter.look(key)).headers()
+        except ApiError:
+            return {}  # the limiter cannot be asked: no figure is better than a wrong one
+
+
+DjangoView = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
+View = Callable[Concatenate[Call, P], Awaitable[HttpResponseBase]]
+
+
+def endpoint(method: str) -> Callable[[View[P]], DjangoView]:
+    """Makes a Django view of a function that takes a Call with a known caller."""
+
+    def decorate(view: View[P]) -> DjangoView:
+        @functools.wraps(view)
+        async def wrapped(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+            call = Call(request)
+            try:
+                if request.method != method:
+                    raise MethodNotAllowed(f"Only {method} is allowed here.")
+                await call.authenticate()
+                response = await view(call, *args, **kwargs)
+            except ClientGone:
+                return JsonResponse({}, status=499)  # nobody reads it
+            except ApiError as error:
+                response = error_response(error)
+            except Exception:
+                log.exception("unexpected error in request %s", call.id)
+                response = error_response(InternalError())
+            return await _finished(call, response, method)
+
+        wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # no cookie opens this way
+        return wrapped
+
+    return decorate
+
+
+async def _finished(call: Call, response: HttpResponseBase, method: str) -> HttpResponseBase:
+    for name, value in (await call.headers()).items():
+        response[name] = value
+    if response.status_code == 405:
+        response["Allow"] = method
+    if response.status_code in (408, 413):
+        response["Connection"] = "close"  # the rest of the body is not wanted
+    return response
+
+
+async def authenticate(header: str, process: Runtime) -> KeyRecord:
+    """Raises InvalidApiKey, OrganisationSuspended. Of what the caller sent nothing comes back but a well-formed key's prefix."""
+    scheme, _, presented = header.partition(" ")
+    if not header:
+        raise InvalidApiKey("You did not send an API key: use the header 'Authorization: Bearer YOUR_KEY'.")
+    parsed = key_parse(presented.strip()) if len(header) <= limits.AUTHORIZATION_CHARACTERS and scheme.lower() == "bearer" else None
+    if parsed is None:
+        raise InvalidApiKey("The API key is malformed. Keys look like bk-****.")
+    record = await process.keys.get(parsed.key_id)
+    masked = f"{presented.strip()[:PREFIX_LENGTH]}****"
+    if record is None or not record_matches(record, parsed):
+        raise InvalidApiKey(f"Incorrect API key provided: {masked}.")
+    return _usable(record, masked)
+
+
+def _usable(record: KeyRecord, masked: str) -> KeyRecord:
+    refusal = record.refusal(timezone.now())
+    if refusal == "suspended":
+        raise OrganisationSuspended("Your organisation is suspended.")
+    if refusal is not None:
+        raise InvalidApiKey(f"The API key {masked} is {refusal}.")
+    return record
+
+
+def request_uuid(text: str) -> uuid.UUID | None:
+    """From `chatcmpl-<32 hex digits>`."""
+    prefix, _, digits = text.partition("-")
+    if prefix != "chatcmpl" or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
+        return None
+    return uuid.UUID(hex=digits)
+
+
+def json_response(data: Any) -> JsonResponse:
+    return JsonResponse(data, json_dumps_params={"separators": (",", ":")})

@@ -1,0 +1,47 @@
+"""Every limit that guards the gateway's memory or time. Sizes in bytes or counts, times in seconds."""
+
+from __future__ import annotations
+
+# What a client may send
+BODY_BYTES = 4 << 20
+BODY_READ_S = 30.0  # from the headers to the last byte of the body
+AUTHORIZATION_CHARACTERS = 512
+JSON_DEPTH = 32
+MESSAGES = 2_048
+CONTENT_PARTS = 256  # of one message
+CONTENT_BYTES = 1 << 20  # of all messages together
+STOP_STRINGS = 4
+STOP_CHARACTERS = 256
+METADATA_PAIRS = 16
+METADATA_KEY_CHARACTERS = 64
+METADATA_VALUE_CHARACTERS = 512
+USER_CHARACTERS = 256
+MODEL_CHARACTERS = 200
+TOP_K = 1_000_000
+DEFAULT_MAX_TOKENS = 2_048  # where the client names none, or the rest of the context where that is less
+
+# What a stream may take
+OPEN_REQUESTS = 1_024  # of one gateway process, streaming or not
+KEEP_ALIVE_S = 10.0  # a comment goes out when the engine has been silent for so long
+SILENCE_S = 5.0  # without an entry for so long: look at the request's row
+LAST_ENTRY_S = 1.0  # the row is final, and the stream's last entry has this long to come
+DEADLINE_GRACE_S = 5.0  # after the deadline the reaper has this long to write the end; then the gateway cancels
+SEND_S = 30.0  # a client that takes no byte for so long is gone
+
+# Work inside the process
+DATABASE_THREADS = 8
+DATABASE_WAITING = 512  # calls that wait for a database thread
+TEXT_THREADS = 2
+TEXT_INLINE_BYTES = 4_096  # longer text is tokenised in a thread
+TEXT_WAITING = 64
+
+# How old a copy may be
+KEY_CACHE_S = 0.9  # revocation takes effect within a second
+KEY_CACHE_ROWS = 10_000
+CATALOGUE_CACHE_S = 1.0
+FLEET_CACHE_S = 0.5
+
+# Readiness and admission
+HEARTBEAT_S = 5.0  # an older heartbeat is no progress
+QUEUE_LENGTH = 2_000  # requests that wait for a worker, all tenants
+RATE_WINDOW_S = 60.0

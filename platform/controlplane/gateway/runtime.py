@@ -1,0 +1,155 @@
+"""What one gateway process holds while it runs: the stream reader, the limiter, and copies of slow things with an age limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from django.conf import settings
+from redis.asyncio import Redis
+
+from controlplane.admission.limiter import Limiter
+from controlplane.catalog.models import ServedModel
+from controlplane.catalog.selectors import served_models, service_tiers
+from controlplane.errors import InternalError
+from controlplane.fleet.selectors import Fleet, fleet
+from controlplane.gateway import limits, threads
+from controlplane.gateway.threads import in_database
+from controlplane.keys.verification import KeyRecord, key_record
+from inference.contracts import ClassPolicy
+from inference.streams import StreamReader
+from inference.text import ModelText, TextError, open_text
+
+log = logging.getLogger("brigade.gateway")
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Fresh(Generic[K, T]):
+    """Copies that are younger than `ttl_s`. One load at a time for each key; a load that fails is not kept."""
+
+    def __init__(self, load: Callable[[K], Awaitable[T]], ttl_s: float, most: int = 1) -> None:
+        self._load = load
+        self._ttl_s = ttl_s
+        self._most = most
+        self._kept: dict[K, tuple[float, T]] = {}
+        self._loading: dict[K, asyncio.Task[T]] = {}
+
+    async def get(self, key: K) -> T:
+        kept = self._kept.get(key)
+        if kept is not None and time.monotonic() < kept[0]:
+            return kept[1]
+        task = self._loading.get(key)
+        if task is None:
+            task = self._loading[key] = asyncio.create_task(self._reload(key))
+        return await asyncio.shield(task)
+
+    async def _reload(self, key: K) -> T:
+        asked_at = time.monotonic()  # the copy is as old as the question
+        try:
+            value = await self._load(key)
+        finally:
+            del self._loading[key]
+        if len(self._kept) >= self._most:
+            self._kept.clear()
+        self._kept[key] = (asked_at + self._ttl_s, value)
+        return value
+
+
+class Catalogue:
+    def __init__(self, models: list[ServedModel], tiers: dict[str, ClassPolicy]) -> None:
+        self.models = {model.name: model for model in models}
+        self.tiers = tiers
+
+
+def _catalogue() -> Catalogue:
+    return Catalogue(served_models(), service_tiers())
+
+
+class Runtime:
+    """Belongs to one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.redis = Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=2)
+        self.limiter = Limiter(self.redis)
+        self.open_requests = 0
+        self.catalogue: Fresh[None, Catalogue] = Fresh(lambda _: in_database(_catalogue), limits.CATALOGUE_CACHE_S)
+        self.fleet: Fresh[None, Fleet] = Fresh(lambda _: in_database(fleet), limits.FLEET_CACHE_S)
+        self.keys: Fresh[uuid.UUID, KeyRecord | None] = Fresh(
+            lambda key_id: in_database(key_record, key_id), limits.KEY_CACHE_S, limits.KEY_CACHE_ROWS
+        )
+        self._reader: StreamReader | None = None
+        self._starting = asyncio.Lock()
+        self._texts: dict[str, asyncio.Task[ModelText]] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def reader(self) -> StreamReader:
+        async with self._starting:
+            if self._reader is None:
+                reader = StreamReader(settings.REDIS_URL)
+                await reader.start()
+                self._reader = reader
+        return self._reader
+
+    async def text(self, model: str) -> ModelText:
+        """`model` must be a name from the catalogue: it becomes a folder's name."""
+        if model not in self._texts:
+            folder = Path(settings.DATA.models) / model
+            self._texts[model] = asyncio.create_task(threads.text.run(open_text, folder))
+        task = self._texts[model]
+        try:
+            return await asyncio.shield(task)
+        except TextError as error:
+            self._texts.pop(model, None)
+            raise InternalError(f"model {model}: {error}") from error
+
+    def background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs on although the request that asked for it is gone. A failure is logged."""
+        task = self.loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work failed: %s: %s", type(error).__name__, error)
+
+    async def warm_up(self) -> None:
+        """What the first request would have to wait for. Without its model or database the process still answers /healthz."""
+        await self.reader()
+        try:
+            for model in (await self.catalogue.get(None)).models:
+                await self.text(model)
+        except Exception as error:
+            log.warning("not warmed up: %s: %s", type(error).__name__, error)
+
+    async def close(self) -> None:
+        while self._background:
+            await asyncio.wait(self._background, timeout=5)
+        if self._reader is not None:
+            await self._reader.close()
+        await self.redis.aclose()
+
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    global _runtime
+    loop = asyncio.get_running_loop()
+    if _runtime is None or _runtime.loop is not loop:
+        _runtime = Runtime(loop)
+    return _runtime
+
+
+async def close() -> None:
+    global _runtime
+    if _runtime is not None and _runtime.loop is asyncio.get_running_loop():
+        await _runtime.close()
+        _runtime = None

@@ -1,0 +1,64 @@
+"""Where blocking work runs: a few threads for the database, a few for tokenising. What waits is counted and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from django.db import close_old_connections, connections
+
+from controlplane.errors import Overloaded
+from controlplane.gateway import limits
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Pool:
+    """Threads that accept work until too much of it waits."""
+
+    def __init__(self, name: str, threads: int, waiting: int) -> None:
+        self.name = name
+        self.most = threads + waiting
+        self.pending = 0
+        self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """A cancelled caller does not wait, but the work that has begun ends, and counts until then."""
+        if self.pending >= self.most:
+            raise Overloaded("The server is busy. Try again in a moment.", detail=f"{self.name}: {self.pending} calls wait")
+        self.pending += 1
+        future = asyncio.get_running_loop().run_in_executor(self.executor, lambda: function(*args, **kwargs))
+        future.add_done_callback(self._ended)
+        return await future
+
+    def _ended(self, future: asyncio.Future[R]) -> None:
+        self.pending -= 1
+
+
+database = Pool("database", limits.DATABASE_THREADS, limits.DATABASE_WAITING)
+text = Pool("text", limits.TEXT_THREADS, limits.TEXT_WAITING)
+
+
+async def in_database(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Runs a service or selector in a thread with a connection of its own, and hands the connection back."""
+
+    def call() -> R:
+        close_old_connections()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            hand_back()
+
+    return await database.run(call)
+
+
+def hand_back() -> None:
+    """To the pool where there is one. A connection that broke is closed, so that the next call gets a good one."""
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["CONN_MAX_AGE"] == 0:
+            connection.close()
+        else:
+            connection.close_if_unusable_or_obsolete()

@@ -1,0 +1,83 @@
+"""The addresses of the API. A view translates; what it calls decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+
+from controlplane.catalog.models import ServedModel
+from controlplane.errors import ModelNotFound, NotFound
+from controlplane.fleet.selectors import readiness
+from controlplane.gateway import limits
+from controlplane.gateway.answer import events, whole
+from controlplane.gateway.chat import admit
+from controlplane.gateway.endpoint import Call, endpoint, json_response, log, request_uuid
+from controlplane.gateway.handler import EventStream
+from controlplane.gateway.receipts import receipt
+from controlplane.gateway.runtime import runtime
+from controlplane.gateway.schema import chat_request
+from controlplane.gateway.threads import in_database
+
+
+@endpoint("POST")
+async def chat_completions(call: Call) -> HttpResponseBase:
+    chat = chat_request(await call.body())
+    admitted = await admit(call, chat)
+    if chat.stream:
+        return EventStream(events(admitted, include_usage=chat.include_usage))
+    return json_response(await whole(admitted))
+
+
+@endpoint("GET")
+async def models(call: Call) -> HttpResponse:
+    catalogue = await call.runtime.catalogue.get(None)
+    return json_response({"object": "list", "data": [_model(model) for model in catalogue.models.values()]})
+
+
+@endpoint("GET")
+async def model(call: Call, name: str) -> HttpResponse:
+    found = (await call.runtime.catalogue.get(None)).models.get(name)
+    if found is None:
+        raise ModelNotFound("The model does not exist or you do not have access to it.", param="model")
+    return json_response(_model(found))
+
+
+def _model(found: ServedModel) -> dict[str, Any]:
+    created = int(found.created_at.timestamp())
+    return {
+        "id": found.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "brigade",
+        "context_length": found.context_length,
+    }
+
+
+@endpoint("GET")
+async def request_receipt(call: Call, public_id: str) -> HttpResponse:
+    request_id = request_uuid(public_id)
+    found = await in_database(receipt, tenant_id=call.caller.tenant_id, request_id=request_id) if request_id else None
+    if found is None:
+        raise NotFound("There is no such request.", param="id")
+    return json_response(found)
+
+
+@endpoint("GET")
+async def nothing_here(call: Call, rest: str) -> HttpResponse:
+    raise NotFound("There is nothing at this address.")
+
+
+async def healthz(request: HttpRequest) -> HttpResponse:
+    """The process answers. Nothing else is asked."""
+    return JsonResponse({"status": "ok"})
+
+
+async def readyz(request: HttpRequest) -> HttpResponse:
+    """Whether a request would be served now; without a key, so it names no worker and no host."""
+    try:
+        ready, parts = readiness(await runtime().fleet.get(None), heartbeat_s=limits.HEARTBEAT_S)
+    except Exception as error:
+        log.warning("not ready: %s: %s", type(error).__name__, error)
+        ready, parts = False, {"database": {"ready": False}}
+    return JsonResponse({"ready": ready, "parts": parts}, status=200 if ready else 503)
