@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from controlplane.embedded.paths import DataFolder
 from controlplane.settings import env
 from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
+from controlplane.settings.logs import logging_settings
 from controlplane.settings.queues import celery_settings
 
 DATA = DataFolder(Path(env.text("BRIGADE_DATA", ".data")).absolute())
@@ -21,6 +22,7 @@ DEBUG = env.boolean("BRIGADE_DEBUG")
 TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
 SECRET_KEY_IS_SET = bool(env.secret("BRIGADE_SECRET_KEY"))
 SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
+LOGGING = logging_settings(env.choice("BRIGADE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")))
 
 # Where state lives. Unset: the servers that `manage.py serve` starts in the data folder.
 DATABASE_ROLE = cast(DatabaseRole, env.text("BRIGADE_DATABASE_ROLE", "system"))
