@@ -8,7 +8,7 @@ from typing import Any
 
 
 class UtcFormatter(logging.Formatter):
-    converter = time.gmtime
+    converter = time.gmtime  # type: ignore[assignment] # the stub knows a bound method only
 
 
 def logging_settings(level: str) -> dict[str, Any]:
