@@ -1,0 +1,25 @@
+"""Opens a model folder's weights: `model.gguf`, or an oracle named by `model.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference.engine.models.base import LanguageModel
+from inference.engine.models.llama import LlamaModel
+from inference.engine.models.scripted import ScriptedModel
+from inference.engine.models.tiny import tiny_model
+from inference.engine.weights import GGUFWeights
+from inference.text import model_revision
+from inference.text.folders import oracle_kind
+
+
+def load_model(folder: Path) -> LanguageModel:
+    """Raises `inference.text.ModelFolderError`."""
+    revision = model_revision(folder)
+    if (folder / "model.gguf").exists():
+        source = GGUFWeights(folder / "model.gguf")
+        config = source.config()
+        return LlamaModel(folder.name, revision, config, source.weights(config))
+    if oracle_kind(folder) == "tiny":
+        return tiny_model(folder.name, revision)
+    return ScriptedModel(folder.name, revision)

@@ -1,0 +1,1 @@
+"""Models that an engine can run."""

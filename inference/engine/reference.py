@@ -1,0 +1,22 @@
+"""What any engine must answer: one request alone, every token from the whole context anew. No batch, no cache, no pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.contracts import SamplingParams
+from inference.engine.models.base import LanguageModel
+from inference.engine.sampler import sample
+
+
+def reference(
+    model: LanguageModel, prompt_ids: Sequence[int], params: SamplingParams, *, eos_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """The output ids, the end-of-text token included. Stop strings are not looked at: they would only shorten the list."""
+    tokens = list(prompt_ids)
+    for position in range(1, min(params.max_tokens, model.context_length - len(prompt_ids)) + 1):
+        row = model.dense_logits(tokens, len(prompt_ids))
+        tokens.append(sample(row, params, choice=0, position=position))
+        if tokens[-1] in eos_ids and not params.ignore_eos:
+            break
+    return tokens[len(prompt_ids) :]
