@@ -32,7 +32,11 @@ class Wire:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         names = {entry.name for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in names})
+        return cls(**{name: _tupled(value) for name, value in data.items() if name in names})
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +183,6 @@ class PrefillResult(Wire):
     kv_token_us: int
     prefill_ms: float
     ttft_ms: float
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        return super().from_json({**data, "outputs": tuple(tuple(ids) for ids in data["outputs"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 LIVE_S = 3600  # a stream's life while its request runs
 AFTER_S = 600  # and after its last entry
 SIGNAL_S = 60
-READER_BLOCK_MS = 5000
+READER_BLOCK_MS = 2000
 READER_BACKLOG = 256  # entries a slow subscriber may have waiting here; the rest waits in Valkey
 
 STREAM_LOST = "stream_interrupted"
@@ -194,7 +194,7 @@ class StreamReader:
     """
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = redis.asyncio.Redis.from_url(redis_url, socket_connect_timeout=5)
+        self._redis = redis.asyncio.Redis.from_url(redis_url, socket_connect_timeout=5, socket_timeout=10)
         self._wake_key = f"brigade:wake:{uuid.uuid4()}"
         self._wake_id = "0"
         self._subscriptions: dict[str, Subscription] = {}

@@ -50,7 +50,7 @@ class UsageRow(models.Model):
 
 
 class UsagePending(models.Model):
-    """A finished request that billing has not taken yet: written with its usage rows, deleted by the transaction that rates them."""
+    """A finished request that billing has not taken: written with its usage rows, deleted by the transaction that rates them."""
 
     request_id = models.UUIDField(primary_key=True)
     tenant_id = models.UUIDField()

@@ -102,4 +102,5 @@ class Job:
             "total": self.age_ms(),
         }
         rounded = {name: None if value is None else round(value, 3) for name, value in timing.items()}
-        return {**rounded, "itl": usage.itl_ms, "transfer_note": self.transfer_note}
+        itl = dict(zip(("p50", "p95", "p99"), usage.itl_ms, strict=True))
+        return {**rounded, "itl": itl, "transfer_note": self.transfer_note}

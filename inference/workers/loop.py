@@ -16,7 +16,8 @@ from typing import Any
 
 from inference.contracts import EXTENT_TOKENS, EngineRequest, ErrorEntry, FinishEntry, FinishReason, TokenEntry
 from inference.engine.block_manager import CacheChanges
-from inference.engine.engine import Engine, EngineRefusal
+from inference.engine.engine import Engine
+from inference.engine.errors import EngineRefusal
 from inference.engine.events import Failed, Finished, PhaseUsage, Prefilled, Token
 from inference.kvdirectory.services import ExtentChange, handoff_release
 from inference.kvtransport.arena import Arena
@@ -113,11 +114,19 @@ class EngineLoop:
         if handoff is None:
             self._add(job.claim.request)
         elif (handoff.worker, handoff.worker_epoch) == self._me and job.id in self._held:
-            del self._held[job.id]
-            self.engine.resume(job.id)
-            self._send(Transition("release", lambda: self._write_release(job)))
+            self._resume(job)
         else:
             self._unplaced[job.id] = job
+
+    def _resume(self, job: Job) -> None:
+        """Prefilled here, and nobody else can decode it: it goes on where its pages are."""
+        del self._held[job.id]
+        try:
+            self.engine.resume(job.id)
+        except EngineRefusal as refusal:
+            self.engine.release(job.id)
+            self._fail_unstarted(job.id, refusal)
+        self._send(Transition("release", lambda: self._write_release(job)))
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -128,7 +137,7 @@ class EngineLoop:
     def _fail_unstarted(self, request_id: str, refusal: EngineRefusal) -> None:
         job = self._jobs.pop(request_id)
         self._unplaced.pop(request_id, None)
-        self._finish(job, PhaseUsage(), verdict=Verdict(State.FAILED, refusal.code, str(refusal)))
+        self._finish(job, PhaseUsage(), verdict=Verdict(State.FAILED, refusal.code, refusal.message))
 
     def _place_waiting(self) -> None:
         """Takes blocks for hand-offs that wait for room, oldest first, and starts their copies."""

@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 
 from inference.contracts import PoolCounters
 from inference.coordination.registry import LEASE_S, SlotTaken, worker_drain, worker_leave, worker_register, worker_renew
-from inference.engine.engine import Engine, EngineConfig
+from inference.engine.config import EngineConfig
+from inference.engine.engine import Engine
 from inference.engine.loading import load_model
 from inference.kvdirectory.selectors import handoffs_to_free
 from inference.kvdirectory.services import extents_write
@@ -45,7 +46,6 @@ class WorkerOptions:
     model: str
     blocks: int
     max_running: int
-    step_tokens: int
     threads: int
 
 
@@ -73,7 +73,7 @@ class WorkerRuntime:
         folder: Path = settings.DATA.models / options.model
         model, text = load_model(folder), open_text(folder)
         arenas = arena_folder(arena_bytes(model.layout, options.blocks), settings.DATA.root, settings.DATA.arena_name)
-        config = EngineConfig(blocks=options.blocks, max_running=options.max_running, step_tokens=options.step_tokens)
+        config = EngineConfig(blocks=options.blocks, max_running=options.max_running)
         self.worker_epoch = self._register(model.layout)
         _sweep(arenas, self.slot)
         self.arena = Arena.create(arenas / self._arena_name(self.worker_epoch), model.layout, options.blocks, self.worker_epoch)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery import current_app
 from celery.signals import worker_shutdown
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference.coordination.registry import SlotTaken
+from inference.workers.consumer import consume
 from inference.workers.runtime import WorkerOptions, WorkerRuntime
 
 ROLES = ("prefill", "decode")
@@ -35,7 +35,6 @@ class Command(BaseCommand):
                 model=model,
                 blocks=settings.WORKER_BLOCKS,
                 max_running=settings.WORKER_MAX_RUNNING,
-                step_tokens=settings.WORKER_STEP_TOKENS,
                 threads=settings.WORKER_THREADS,
             )
         )
@@ -45,15 +44,4 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         worker_shutdown.connect(lambda **_: runtime.stop(settings.WORKER_GRACE_S), weak=False)
         logging.getLogger(__name__).info("worker %s takes work", slot)
-        current_app.worker_main(
-            [
-                "worker",
-                f"--queues={slot}",
-                f"--hostname={slot}.{runtime.worker_epoch}@%h",
-                "--pool=threads",
-                "--concurrency=2",
-                "--without-gossip",
-                "--without-mingle",
-                "--loglevel=WARNING",
-            ]
-        )
+        consume(queue=slot, node=f"{slot}.{runtime.worker_epoch}@%h", threads=2)

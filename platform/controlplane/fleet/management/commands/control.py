@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from celery import current_app
@@ -10,6 +11,7 @@ from celery.signals import worker_ready, worker_shutdown
 from django.core.management.base import BaseCommand
 
 from controlplane.settings.queues import CONTROL_QUEUE
+from inference.workers.consumer import consume
 
 
 class Command(BaseCommand):
@@ -20,15 +22,4 @@ class Command(BaseCommand):
         beat = EmbeddedService(current_app, thread=True, scheduler_cls="celery.beat.Scheduler")
         worker_ready.connect(lambda **_: beat.start(), weak=False)
         worker_shutdown.connect(lambda **_: beat.stop(), weak=False)
-        current_app.worker_main(
-            [
-                "worker",
-                f"--queues={CONTROL_QUEUE}",
-                "--hostname=control@%h",
-                "--pool=threads",
-                "--concurrency=3",
-                "--without-gossip",
-                "--without-mingle",
-                "--loglevel=WARNING",
-            ]
-        )
+        consume(queue=CONTROL_QUEUE, node=f"control.{os.getpid()}@%h", threads=3)

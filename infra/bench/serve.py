@@ -1,0 +1,177 @@
+"""Through the API: TTFT, ITL and tokens/s at concurrency 1, 8 and 32; where the TTFT outside the engine goes; split beside fused.
+
+Runs against `--base-url` with `--api-key`, or starts a server of its own in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from infra.bench.support.client import Stream, chat, get
+from infra.bench.support.report import Row, arguments, paired, publish, row
+
+ROOT = Path(__file__).resolve().parents[2]
+CONCURRENCY = (1, 8, 32)
+PARTS = ("gateway: read, key, limits, transaction", "queue: notify, offer, broker, claim", "hand to the engine", "stream to client")
+_WORDS = "kitchen sauce knife onion stock flame butter pan oven salt recipe station order plate garlic bread cream line".split()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    base_url: str
+    api_key: str
+    model: str
+    manage: tuple[str, ...]  # command line of manage.py against this server
+    env: dict[str, str]
+
+    def command(self, *words: str) -> str:
+        return subprocess.run([*self.manage, *words], env=self.env, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    def use_path(self, path: str) -> None:
+        self.command("config_set", "scheduling.path", json.dumps(path))
+        time.sleep(1.2)  # the dispatcher reads its configuration once a second
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--base-url")
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--pairs", type=int, default=10, help="split and fused in turn, so often")
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    with target(options.base_url, options.api_key) as server:
+        rows = asyncio.run(measure(server, options.pairs, options.tokens))
+    publish(rows, options.json)
+
+
+async def measure(server: Target, pairs: int, tokens: int) -> list[Row]:
+    await chat(server.base_url, server.api_key, body(server.model, tokens))  # warms what is made lazily
+    rows = await split_beside_fused(server, pairs, tokens)
+    for concurrency in CONCURRENCY:
+        rows += await at_concurrency(server, concurrency, tokens)
+    return rows
+
+
+async def split_beside_fused(server: Target, pairs: int, tokens: int) -> list[Row]:
+    """Concurrency 1. Both paths in turn, each on prompts of its own."""
+    streams: dict[str, list[Stream]] = {"split": [], "fused": []}
+    for path in itertools.islice(itertools.cycle(streams), 2 * pairs):
+        server.use_path(path)
+        streams[path].append(await chat(server.base_url, server.api_key, body(server.model, tokens)))
+    server.use_path("auto")
+    receipts = [await get(server.base_url, server.api_key, f"/requests/{stream.request_id}") for stream in streams["split"]]
+    assert all(receipt["path"] == "split" for receipt in receipts), "these calls were to run split"
+    parts = [outside(stream, receipt) for stream, receipt in zip(streams["split"], receipts, strict=True)]
+    rows = [
+        row(f"serve.outside.{index}", f"split, {name}", [part[index] for part in parts], "ms", "lower")
+        for index, name in enumerate(PARTS)
+    ]
+    rows.append(row("serve.outside", "split, TTFT outside the engine", [sum(part) for part in parts], "ms", "lower"))
+    ttft = {path: [stream.ttft_ms for stream in streams[path]] for path in streams}
+    gaps = {path: [statistics.median(stream.gaps_ms) for stream in streams[path]] for path in streams}
+    rows.append(paired("serve.path.ttft", "TTFT, split beside fused", ttft["split"], "fused", ttft["fused"], "ms", "lower"))
+    rows.append(paired("serve.path.itl", "ITL p50, split beside fused", gaps["split"], "fused", gaps["fused"], "ms", "lower"))
+    return rows
+
+
+def outside(stream: Stream, receipt: dict[str, Any]) -> tuple[float, ...]:
+    """Milliseconds of the TTFT that the engine did not spend, by part; client and server share the machine's clock."""
+    created = datetime.fromisoformat(receipt["created_at"]).timestamp()
+    timing = receipt["timing_ms"]
+    return (
+        1000 * (created - stream.sent_at),
+        timing["queue"],
+        timing["ttft"] - timing["queue"] - timing["prefill"],
+        1000 * (stream.chunk_times[0] - created) - timing["ttft"],
+    )
+
+
+async def at_concurrency(server: Target, concurrency: int, tokens: int) -> list[Row]:
+    """Three rounds of `concurrency` streams that start together."""
+    rounds = [await one_round(server, concurrency, tokens) for _ in range(3)]
+    ttft = [statistics.median(stream.ttft_ms for stream in streams) for streams, _ in rounds]
+    gaps = [statistics.median(gap for stream in streams for gap in stream.gaps_ms) for streams, _ in rounds]
+    speed = [sum(stream.usage["completion_tokens"] for stream in streams) / seconds for streams, seconds in rounds]
+    name = f"{concurrency} stream{'s' if concurrency > 1 else ''}"
+    return [
+        row(f"serve.{concurrency}.ttft", f"{name}, TTFT p50", ttft, "ms", "lower"),
+        row(f"serve.{concurrency}.itl", f"{name}, ITL p50", gaps, "ms", "lower"),
+        row(f"serve.{concurrency}.speed", f"{name}, output", speed, "tokens/s", "higher"),
+    ]
+
+
+async def one_round(server: Target, concurrency: int, tokens: int) -> tuple[Sequence[Stream], float]:
+    began = time.monotonic()
+    calls = [chat(server.base_url, server.api_key, body(server.model, tokens)) for _ in range(concurrency)]
+    streams = await asyncio.gather(*calls)
+    return streams, time.monotonic() - began
+
+
+def body(model: str, tokens: int) -> dict[str, Any]:
+    """A prompt that shares little with others; greedy, so that the work is the same for every run."""
+    words = " ".join(random.choices(_WORDS, k=24))
+    return {
+        "model": model,
+        "temperature": 0,
+        "max_tokens": tokens,
+        "messages": [{"role": "user", "content": f"{words}. Tell a long story."}],
+    }
+
+
+@contextmanager
+def target(base_url: str | None, api_key: str) -> Iterator[Target]:
+    manage = (sys.executable, str(ROOT / "manage.py"))
+    if base_url:
+        model = asyncio.run(get(base_url, api_key, "/models"))["data"][0]["id"]
+        yield Target(base_url, api_key, model, manage, dict(os.environ))
+        return
+    with tempfile.TemporaryDirectory(prefix="brigade-bench-") as folder:
+        models = Path(folder) / "models"
+        if (ROOT / ".data" / "models").is_dir():
+            models.symlink_to(ROOT / ".data" / "models")
+        env = {**os.environ, "BRIGADE_DATA": folder, "PORT": "0"}
+        server = subprocess.Popen([*manage, "serve"], env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
+        try:
+            yield _started(manage, env, server)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+
+
+def _started(manage: tuple[str, ...], env: dict[str, str], server: subprocess.Popen[bytes]) -> Target:
+    for _ in range(600):
+        if server.poll() is not None:
+            raise SystemExit("the server did not start; run `make serve` to see why")
+        answer = subprocess.run([*manage, "demo_credentials", "--json"], env=env, cwd=ROOT, capture_output=True, text=True)
+        if answer.returncode == 0:
+            known = json.loads(answer.stdout)
+            try:
+                model = asyncio.run(get(known["base_url"], known["api_key"], "/models"))["data"][0]["id"]
+                asyncio.run(get(known["base_url"].removesuffix("/v1"), "", "/readyz"))
+                return Target(known["base_url"], known["api_key"], model, manage, env)
+            except (OSError, RuntimeError):
+                pass  # not ready yet
+        time.sleep(0.5)
+    raise SystemExit("the server was not ready after five minutes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A light streaming client: it must not be what a benchmark measures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(slots=True)
+class Stream:
+    """One call as the client saw it; times by the wall clock, in seconds."""
+
+    request_id: str = ""
+    sent_at: float = 0.0
+    chunk_times: list[float] = field(default_factory=list)  # of chunks with text
+    text: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+    ended_at: float = 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        return 1000 * (self.chunk_times[0] - self.sent_at)
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        return [1000 * (late - early) for early, late in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
+
+
+class CallFailed(RuntimeError):
+    """The server answered with something else than a whole stream."""
+
+
+async def chat(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
+    """One streamed chat completion over a connection of its own."""
+    stream = Stream()
+    reader, writer = await _connect(base_url)
+    try:
+        payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        stream.sent_at = time.time()
+        writer.write(_head("POST", base_url, "/chat/completions", api_key, len(payload)) + payload)
+        await _expect_ok(reader)
+        async for data in _events(reader):
+            if data == "[DONE]":
+                stream.ended_at = time.time()
+                return stream
+            _take(stream, json.loads(data))
+        raise CallFailed("the stream ended without [DONE]")
+    finally:
+        writer.close()
+
+
+async def get(base_url: str, api_key: str, path: str) -> dict[str, Any]:
+    reader, writer = await _connect(base_url)
+    try:
+        writer.write(_head("GET", base_url, path, api_key, 0))
+        await _expect_ok(reader)
+        answer: dict[str, Any] = json.loads(await reader.read())
+        return answer
+    finally:
+        writer.close()
+
+
+def _take(stream: Stream, chunk: dict[str, Any]) -> None:
+    if "error" in chunk:
+        raise CallFailed(str(chunk["error"]))
+    stream.request_id = chunk["id"]
+    stream.usage = chunk.get("usage") or stream.usage
+    for choice in chunk["choices"]:
+        stream.finish_reason = choice["finish_reason"] or stream.finish_reason
+        if choice["delta"].get("content"):
+            stream.chunk_times.append(time.time())
+            stream.text += choice["delta"]["content"]
+
+
+async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(base_url)
+    return await asyncio.open_connection(parts.hostname, parts.port or 80)
+
+
+def _head(method: str, base_url: str, path: str, api_key: str, length: int) -> bytes:
+    parts = urlsplit(base_url)
+    lines = [
+        f"{method} {parts.path}{path} HTTP/1.0",
+        f"Host: {parts.netloc}",
+        f"Authorization: Bearer {api_key}",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def _expect_ok(reader: asyncio.StreamReader) -> None:
+    status = (await reader.readline()).decode().split(" ", 2)
+    while (await reader.readline()).strip():
+        pass
+    if len(status) < 2 or status[1] != "200":
+        raise CallFailed(f"{' '.join(status).strip()}: {(await reader.read()).decode()[:300]}")
+
+
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    while line := await reader.readline():
+        if line.startswith(b"data: "):
+            yield line[6:].decode().strip()

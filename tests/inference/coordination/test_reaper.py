@@ -1,0 +1,98 @@
+"""What the dead held goes to the living, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.contracts import ClassPolicy
+from inference.coordination import reaper
+from inference.coordination.models import Worker
+from inference.coordination.reaper import MAX_ATTEMPTS, reap
+from inference.database import execute
+from inference.kvdirectory.models import Extent
+from inference.kvdirectory.services import ExtentChange, extents_write
+from inference.requests.models import InferenceRequest, State
+from inference.streams import StreamWriter
+from tests.inference.conftest import ClaimRequest, MakeRequest, register
+from tests.inference.requests.test_transitions import publish
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def streams_in_test_valkey(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = StreamWriter(redis_url)
+    monkeypatch.setattr(reaper.StreamWriter, "shared", staticmethod(lambda: writer))
+
+
+def kill(slot: str) -> None:
+    Worker.objects.filter(slot=slot).update(state="dead")
+
+
+def state_of(request: InferenceRequest) -> str:
+    request.refresh_from_db()
+    return request.state
+
+
+def test_requests_of_a_dead_worker_are_queued_again_with_a_new_attempt(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    register("prefill-0", "prefill")
+    request = make_request()
+    claim_request(request, "prefill-0")
+    assert reap()["requeued"] == 0
+    kill("prefill-0")
+    assert reap()["requeued"] == 1
+    assert state_of(request) == State.QUEUED
+    assert (request.attempt, request.epoch, request.owner) == (2, 2, None)
+    assert reap()["requeued"] == 0
+
+
+def test_a_ready_request_whose_pages_died_is_queued_again(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    register("prefill-0", "prefill")
+    request = make_request()
+    publish(claim_request(request, "prefill-0"))
+    kill("prefill-0")
+    reap()
+    assert state_of(request) == State.QUEUED
+
+
+def test_requests_of_a_slots_former_process_are_taken_back_too(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    register("prefill-0", "prefill")
+    request = make_request()
+    claim_request(request, "prefill-0", worker_epoch=1)
+    kill("prefill-0")
+    register("prefill-0", "prefill")
+    assert reap()["requeued"] == 1
+
+
+def test_a_request_that_kills_its_workers_fails_at_last(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    register("prefill-0", "prefill")
+    request = make_request()
+    InferenceRequest.objects.filter(id=request.id).update(attempt=MAX_ATTEMPTS)
+    claim_request(request, "prefill-0")
+    kill("prefill-0")
+    reap()
+    assert state_of(request) == State.FAILED
+    assert request.error_code == "server_error"
+
+
+def test_waiting_requests_end_at_their_deadline(make_request: MakeRequest) -> None:
+    request = make_request(policy=ClassPolicy(deadline_s=0.0))
+    reap()
+    assert state_of(request) == State.EXPIRED
+
+
+def test_waiting_requests_with_a_cancel_flag_end(make_request: MakeRequest) -> None:
+    request = make_request()
+    execute("UPDATE inference_request SET cancel_requested_at = clock_timestamp() WHERE id = %s", [request.id])
+    reap()
+    assert state_of(request) == State.CANCELLED
+
+
+def test_the_directory_forgets_dead_processes_and_keeps_live_ones() -> None:
+    register("prefill-0", "prefill")
+    register("prefill-1", "prefill")
+    for slot in ("prefill-0", "prefill-1"):
+        extents_write(worker=slot, worker_epoch=1, encoding="float32", changes=[ExtentChange(b"d" * 32, 64, 3)])
+    kill("prefill-0")
+    assert reap()["extents_forgotten"] == 1
+    assert [extent.worker for extent in Extent.objects.all()] == ["prefill-1"]
