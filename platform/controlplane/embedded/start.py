@@ -121,9 +121,10 @@ class Serve:
             remove_folder(folder)
 
     def _stop(self) -> None:
+        began = time.monotonic()
         with self.signals.held():
             self.supervisor.stop()
-        say("Stopped; nothing is left running.")
+        say(f"Stopped after {time.monotonic() - began:.1f} s; nothing is left running.")
 
 
 def free_port(host: str, port: int) -> int:

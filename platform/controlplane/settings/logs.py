@@ -11,6 +11,14 @@ class UtcFormatter(logging.Formatter):
     converter = time.gmtime  # type: ignore[assignment] # the stub knows a bound method only
 
 
+class QuietProbes(logging.Filter):
+    """A probe that answers "not ready yet" is asked ten times a second during a start: an answer, no error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        request = getattr(record, "request", None)
+        return getattr(request, "path", "") not in ("/readyz", "/healthz") or getattr(record, "status_code", 0) != 503
+
+
 def logging_settings(level: str) -> dict[str, Any]:
     return {
         "version": 1,
@@ -22,7 +30,8 @@ def logging_settings(level: str) -> dict[str, Any]:
                 "datefmt": "%Y-%m-%dT%H:%M:%S",
             }
         },
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "filters": {"probes": {"()": QuietProbes}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["probes"]}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {"django": {"handlers": [], "level": level, "propagate": True}},
     }
