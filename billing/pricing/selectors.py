@@ -81,8 +81,13 @@ def prices_for(*, model: str, service_tier: str, at: datetime) -> Tariff:
 def quote_nano_usd(
     *, model: str, service_tier: str, prompt_tokens: int, max_tokens: int, at: datetime, deadline_s: float = DEFAULT_DEADLINE_S
 ) -> int:
-    """The most that a request can cost: no cache hit, all of max_tokens, its KV held on both sides until the deadline."""
+    """The most that a request can cost, at the prices in force. Raises PriceMissing."""
     tariff = prices_for(model=model, service_tier=service_tier, at=at)
+    return quote_at(tariff, prompt_tokens=prompt_tokens, max_tokens=max_tokens, deadline_s=deadline_s)
+
+
+def quote_at(tariff: Tariff, *, prompt_tokens: int, max_tokens: int, deadline_s: float = DEFAULT_DEADLINE_S) -> int:
+    """In nano-USD: no cache hit, all of max_tokens, its KV held on both sides until the deadline."""
     blocks = -(-(prompt_tokens + max_tokens) // BLOCK_TOKENS)
     token_microseconds = blocks * BLOCK_TOKENS * STORAGE_COPIES * round(deadline_s * 1_000_000)
     return (
