@@ -125,10 +125,13 @@ _MESSAGES = {
 
 def duration(seconds: float) -> str:
     """As the API writes it: 120ms, 1.5s, 6m0s."""
-    if seconds < 1:
-        return f"{max(0, round(seconds * 1_000))}ms"
-    minutes, rest = divmod(seconds, 60)
-    return f"{int(minutes)}m{round(rest)}s" if minutes else f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+    milliseconds = max(0, round(seconds * 1_000))
+    if milliseconds < 1_000:
+        return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1_000:g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s"
 
 
 class Limiter:

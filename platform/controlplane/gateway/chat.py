@@ -119,13 +119,14 @@ async def _enter(call: Call, submission: Submission) -> Completion:
     key, process = call.caller, call.runtime
     tokens = len(submission.prompt_ids) + submission.sampling.max_tokens
     lease_s = submission.policy.deadline_s + 2 * limits.DEADLINE_GRACE_S
+    tariff = await process.tariffs.get((submission.model, submission.policy.tier))
     call.rate = await process.limiter.take(key, request_id=call.id, tokens=tokens, lease_s=lease_s)
     call.rate.check()
     process.open_requests += 1
     subscription = (await process.reader()).subscribe(submission.request_id)
     completion = Completion(process, key, call.id, subscription, unused_tokens=submission.sampling.max_tokens)
     try:
-        await in_database(request_admit, submission)
+        await in_database(request_admit, submission, tariff=tariff)
     except BaseException as error:
         _never_ran(completion, tokens, certain=isinstance(error, ApiError))
         raise

@@ -75,17 +75,17 @@ DjangoView = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 View = Callable[Concatenate[Call, P], Awaitable[HttpResponseBase]]
 
 
-def endpoint(method: str) -> Callable[[View[P]], DjangoView]:
-    """Makes a Django view of a function that takes a Call with a known caller."""
+def endpoint(method: str = "") -> Callable[[View[P]], DjangoView]:
+    """Makes a Django view of a function that takes a Call with a known caller. Without `method` it answers to all."""
 
     def decorate(view: View[P]) -> DjangoView:
         @functools.wraps(view)
         async def wrapped(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
             call = Call(request)
             try:
-                if request.method != method:
-                    raise MethodNotAllowed(f"Only {method} is allowed here.")
                 await call.authenticate()
+                if method and request.method != method:
+                    raise MethodNotAllowed(f"Only {method} is allowed here.")
                 response = await view(call, *args, **kwargs)
             except ClientGone:
                 return JsonResponse({}, status=499)  # nobody reads it

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.core.handlers.exception import convert_exception_to_response
-from django.http import HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from django.urls import set_script_prefix
 
 from controlplane.errors import BodyTooLarge, BodyTooSlow
@@ -122,6 +122,7 @@ class GatewayHandler(ASGIHandler):
 
     async def send_response(self, response: HttpResponseBase, send: Any) -> None:
         if not isinstance(response, EventStream):
+            response["Content-Length"] = str(len(cast(HttpResponse, response).content))
             await super().send_response(response, send)
             return
         headers = [(name.lower().encode("ascii"), value.encode("latin1")) for name, value in response.items()]

@@ -38,7 +38,8 @@ TEXT_WAITING = 64
 # How old a copy may be
 KEY_CACHE_S = 0.9  # revocation takes effect within a second
 KEY_CACHE_ROWS = 10_000
-CATALOGUE_CACHE_S = 1.0
+CATALOGUE_CACHE_S = 1.0  # models, tiers, prices
+TARIFF_CACHE_ROWS = 1_000
 FLEET_CACHE_S = 0.5
 
 # Readiness and admission

@@ -13,7 +13,9 @@ from typing import Any, Generic, TypeVar
 from django.conf import settings
 from redis.asyncio import Redis
 
+from billing.pricing.selectors import Tariff
 from controlplane.admission.limiter import Limiter
+from controlplane.admission.services import tariff_now
 from controlplane.catalog.models import ServedModel
 from controlplane.catalog.selectors import served_models, service_tiers
 from controlplane.errors import InternalError
@@ -83,6 +85,9 @@ class Runtime:
         self.fleet: Fresh[None, Fleet] = Fresh(lambda _: in_database(fleet), limits.FLEET_CACHE_S)
         self.keys: Fresh[uuid.UUID, KeyRecord | None] = Fresh(
             lambda key_id: in_database(key_record, key_id), limits.KEY_CACHE_S, limits.KEY_CACHE_ROWS
+        )
+        self.tariffs: Fresh[tuple[str, str], Tariff] = Fresh(
+            lambda sold: in_database(tariff_now, *sold), limits.CATALOGUE_CACHE_S, limits.TARIFF_CACHE_ROWS
         )
         self._reader: StreamReader | None = None
         self._starting = asyncio.Lock()

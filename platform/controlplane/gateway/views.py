@@ -63,8 +63,8 @@ async def request_receipt(call: Call, public_id: str) -> HttpResponse:
     return json_response(found)
 
 
-@endpoint("GET")
-async def nothing_here(call: Call, rest: str) -> HttpResponse:
+@endpoint()
+async def nothing_here(call: Call, rest: str = "") -> HttpResponse:
     raise NotFound("There is nothing at this address.")
 
 

@@ -1,0 +1,271 @@
+"""Hostile and ordinary bodies, without a server: what the parser answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from controlplane.errors import ApiError
+from controlplane.gateway import limits
+from controlplane.gateway.schema import ChatRequest, chat_request
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return chat_request(json.dumps({"model": "m", "messages": HI, **fields}).encode())
+
+
+def refusal(body: bytes) -> tuple[int, str, str | None]:
+    with pytest.raises(ApiError) as caught:
+        chat_request(body)
+    caught.value.message.encode()
+    return caught.value.status, caught.value.code, caught.value.param
+
+
+def refused(**fields: Any) -> tuple[int, str, str | None]:
+    return refusal(json.dumps({"model": "m", "messages": HI, **fields}).encode())
+
+
+def test_defaults_are_those_of_the_api() -> None:
+    chat = parse()
+    assert (chat.temperature, chat.top_p, chat.top_k, chat.max_tokens, chat.seed) == (1.0, 1.0, 0, None, None)
+    assert (chat.stream, chat.include_usage, chat.stop, chat.service_tier, chat.labels) == (False, False, (), "auto", {})
+
+
+def test_nulls_count_as_absent() -> None:
+    optional = (
+        "stream stream_options max_tokens max_completion_tokens temperature top_p seed stop user metadata service_tier n logprobs"
+        " top_logprobs frequency_penalty presence_penalty response_format tools tool_choice logit_bias parallel_tool_calls store"
+    )
+    assert parse(**dict.fromkeys(optional.split())) == parse()
+
+
+def test_what_clients_send_as_defaults_is_accepted() -> None:
+    harmless = {
+        "n": 1,
+        "logprobs": False,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "modalities": ["text"],
+        "store": False,
+    }
+    assert parse(**harmless) == parse()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("n", 10**9),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("logit_bias", {"50256": -100}),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", {"type": "function"}),
+        ("functions", [{}]),
+        ("parallel_tool_calls", True),
+        ("reasoning_effort", "low"),
+        ("audio", {}),
+        ("store", True),
+        ("store", 0),
+        ("best_of", 2),
+        ("Model", "m"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(field: str, value: object) -> None:
+    assert refused(**{field: value}) == (400, "unsupported_parameter", field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", 5),
+        ("model", "x" * 201),
+        ("model", "a\x00b"),
+        ("model", ["m"]),
+        ("stream", 1),
+        ("stream", "true"),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 1.0),
+        ("max_tokens", True),
+        ("max_tokens", "5"),
+        ("max_tokens", 10**20),
+        ("max_completion_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", True),
+        ("temperature", "1"),
+        ("temperature", [1]),
+        ("top_p", 1.5),
+        ("top_p", {}),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("seed", 1.5),
+        ("seed", False),
+        ("seed", 1 << 64),
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", ["a"] * 5),
+        ("stop", ["x" * 257]),
+        ("stop", [1]),
+        ("stop", {"a": 1}),
+        ("user", 5),
+        ("user", "x" * 257),
+        ("user", "a\x00b"),
+        ("metadata", []),
+        ("metadata", {str(i): "x" for i in range(17)}),
+        ("metadata", {"k" * 65: "x"}),
+        ("metadata", {"": "x"}),
+        ("metadata", {"\ud800": "x"}),
+        ("service_tier", 5),
+        ("messages", []),
+        ("messages", {}),
+        ("messages", "Hi"),
+        ("messages", HI * 2_049),
+        ("stream_options", {"include_usage": True}),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_name(field: str, value: object) -> None:
+    status, code, param = refused(**{field: value})
+    assert (status, code, (param or "").split(".")[0]) == (400, "invalid_value", field)
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ("Hi", "messages[0]"),
+        (None, "messages[0]"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": "\ud800"}, "messages[0].content"),
+        ({"role": "user", "content": ["Hi"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": "\udc00"}]}, "messages[0].content"),
+        ({"role": "root", "content": "Hi"}, "messages[0].role"),
+        ({"role": ["user"], "content": "Hi"}, "messages[0].role"),
+        ({"content": "Hi"}, "messages[0].role"),
+    ],
+)
+def test_a_broken_message_is_refused_with_its_place(value: object, param: str) -> None:
+    assert refused(messages=[value]) == (400, "invalid_value", param)
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ({"role": "tool", "content": "5"}, "messages[0].role"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "Hi", "name": "ann"}, "messages[0].name"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {}}]},
+            "messages[0].content[0].cache_control",
+        ),
+    ],
+)
+def test_what_a_message_may_not_carry_yet_is_named(value: object, param: str) -> None:
+    assert refused(messages=[value]) == (400, "unsupported_parameter", param)
+
+
+def test_an_answer_of_the_official_client_can_be_sent_back_as_history() -> None:
+    """It carries nulls and empty lists for everything that it does not use."""
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "Yes",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": None,
+    }
+    assert parse(messages=[*HI, answer]).messages[1].content == "Yes"
+
+
+def test_text_parts_are_joined_and_developer_is_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    chat = parse(messages=[{"role": "developer", "content": parts}])
+    assert (chat.messages[0].role, chat.messages[0].content) == ("system", "ab")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"model": "m", "messages": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"seed": ' + b"9" * 5_000 + b"}",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"messages": ' + b"[" * 40 + b"]" * 40 + b"}",
+        b'{"a": "\\"' * 20_000,
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_no_json_object_is_refused_quickly(body: bytes) -> None:
+    began = time.perf_counter()
+    assert refusal(body)[:2] == (400, "invalid_json")
+    assert time.perf_counter() - began < 1
+
+
+def test_a_number_beyond_a_float_is_refused() -> None:
+    assert refusal(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 1e400}')[1:] == (
+        "invalid_value",
+        "temperature",
+    )
+
+
+def test_a_megabyte_of_quotes_and_brackets_costs_no_time() -> None:
+    """The depth check must stay linear on what is built to make it backtrack."""
+    began = time.perf_counter()
+    refusal(b'{"a": [' * 20 + b'"' + b'\\"[' * 300_000)
+    assert time.perf_counter() - began < 1
+
+
+def test_brackets_inside_of_text_are_no_depth() -> None:
+    assert parse(messages=[{"role": "user", "content": "[{" * 1_000}]).messages[0].content == "[{" * 1_000
+
+
+def test_of_two_equal_names_the_last_counts() -> None:
+    body = b'{"model": "a", "model": "b", "messages": [{"role": "user", "content": "Hi"}]}'
+    assert chat_request(body).model == "b"
+
+
+def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONTENT_BYTES", 10)
+    assert parse(messages=[{"role": "user", "content": "x" * 10}])
+    assert refused(messages=[{"role": "user", "content": "é" * 6}])[1:] == ("invalid_value", "messages")
+
+
+def test_two_names_for_max_tokens_must_agree() -> None:
+    assert parse(max_tokens=5, max_completion_tokens=5).max_tokens == 5
+    assert refused(max_tokens=5, max_completion_tokens=6)[1:] == ("invalid_value", "max_tokens")
+
+
+def test_an_unknown_name_comes_back_short_and_harmless() -> None:
+    status, code, param = refused(**{"\u202e<script>" + "x" * 10_000: 1})
+    assert (status, code) == (400, "unsupported_parameter")
+    assert param
+    assert param.isascii()
+    assert len(param) < 200
