@@ -1,8 +1,13 @@
-"""Migration steps that billing's tables share: append-only tables, tenants that only read, and who may do what."""
+"""What billing's tables share: append-only tables, tenants that only read, who may do what, and inserts of many rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from django.db.migrations.operations.special import RunSQL
+
+from inference.database import execute
 
 _REFUSE = """
 CREATE OR REPLACE FUNCTION billing_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -55,3 +60,14 @@ def privileges(table: str, *, app: str = "SELECT", system: str = "SELECT, INSERT
         f"GRANT {rights} ON {table} TO {role}" for rights, role in ((app, "brigade_app"), (system, "brigade_system")) if rights
     ]
     return RunSQL(sql=[f"REVOKE ALL ON {table} FROM brigade_app, brigade_system", *grants], reverse_sql=RunSQL.noop)
+
+
+def insert_rows(table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
+    """`columns` maps names to PostgreSQL types, in the order of each row.
+
+    One array a column: several times faster than a placeholder a value. COPY does not work under row-level security.
+    """
+    if rows:
+        arrays = ", ".join(f"%s::{kind}[]" for kind in columns.values())
+        values = [list(column) for column in zip(*rows, strict=True)]
+        execute(f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays})", values)

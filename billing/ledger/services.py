@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import transaction
+from django.db.models import Q
 
+from billing.database import insert_rows
 from billing.errors import LedgerConflict, LedgerRefused
-from billing.ledger.models import TENANT_KINDS, AccountKind, LedgerAccount, LedgerEntry, LedgerTransaction
+from billing.ledger.models import TENANT_KINDS, AccountKind, LedgerAccount, LedgerTransaction
 from inference.database import query
 
 REVERSAL_PREFIX = "reverse:"
+OwnerKey = tuple[uuid.UUID | None, str]  # (tenant or the platform, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,49 @@ class Posting:
     effective_at: datetime
 
 
-@transaction.atomic
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A transaction to be."""
+
+    source_key: str
+    tenant_id: uuid.UUID
+    entries: Sequence[Posting]
+    description: str
+    reverses: int | None = None
+
+    def check(self) -> None:
+        if len(self.entries) < 2 or any(entry.amount_nano_usd == 0 for entry in self.entries):
+            raise LedgerRefused("a transaction has at least two entries, none of them zero")
+        if total := sum(entry.amount_nano_usd for entry in self.entries):
+            raise LedgerRefused(f"the entries sum to {total} nano-USD instead of zero")
+
+    def content(self) -> str:
+        rows = sorted([entry.kind.value, entry.amount_nano_usd, entry.effective_at.isoformat()] for entry in self.entries)
+        return hashlib.sha256(json.dumps([str(self.tenant_id), self.description, rows]).encode()).hexdigest()
+
+
 def ledger_post(*, source_key: str, tenant_id: uuid.UUID, entries: Sequence[Posting], description: str) -> LedgerTransaction:
     """Posts once per source key. The same key with the same content returns what stands; other content raises LedgerConflict."""
-    return _post(source_key, tenant_id, entries, description, reverses=None)
+    posted = ledger_post_all([Draft(source_key, tenant_id, entries, description)])
+    return LedgerTransaction.objects.get(pk=posted[source_key])
 
 
 @transaction.atomic
+def ledger_post_all(drafts: Sequence[Draft]) -> dict[str, int]:
+    """`ledger_post` for many, all or none: transaction ids by source key."""
+    for draft in drafts:
+        draft.check()
+    inserted = _transactions_insert(drafts)
+    posted = {
+        row.source_key: row for row in LedgerTransaction.objects.filter(source_key__in=[draft.source_key for draft in drafts])
+    }
+    for draft in drafts:
+        if draft.source_key not in inserted and posted[draft.source_key].content != draft.content():
+            raise LedgerConflict(f"source key {draft.source_key!r} stands for other content")
+    _entries_insert([(posted[draft.source_key].pk, draft) for draft in drafts if draft.source_key in inserted])
+    return {key: row.pk for key, row in posted.items()}
+
+
 def ledger_reverse(*, transaction_id: int, effective_at: datetime, description: str) -> LedgerTransaction:
     """The mirrored transaction, at most one for each. `effective_at` decides which period it belongs to."""
     original = LedgerTransaction.objects.get(pk=transaction_id)
@@ -43,63 +82,55 @@ def ledger_reverse(*, transaction_id: int, effective_at: datetime, description: 
         Posting(AccountKind(entry.account.kind), -entry.amount_nano_usd, effective_at)
         for entry in original.entries.select_related("account").order_by("id")
     ]
-    return _post(f"{REVERSAL_PREFIX}{original.pk}", original.tenant_id, mirrored, description, reverses=original.pk)
+    draft = Draft(f"{REVERSAL_PREFIX}{original.pk}", original.tenant_id, mirrored, description, reverses=original.pk)
+    return LedgerTransaction.objects.get(pk=ledger_post_all([draft])[draft.source_key])
 
 
-def _post(
-    source_key: str, tenant_id: uuid.UUID, entries: Sequence[Posting], description: str, *, reverses: int | None
-) -> LedgerTransaction:
-    _check(entries)
-    content = _digest(tenant_id, entries, description)
-    created = _insert(source_key, tenant_id, len(entries), description, content, reverses)
-    posted = LedgerTransaction.objects.get(source_key=source_key)
-    if not created:
-        if posted.content != content:
-            raise LedgerConflict(f"source key {source_key!r} stands for other content")
-        return posted
-    accounts = _accounts(tenant_id, {entry.kind for entry in entries})
-    LedgerEntry.objects.bulk_create(
-        LedgerEntry(
-            transaction=posted,
-            account_id=accounts[entry.kind],
-            tenant_id=tenant_id,
-            amount_nano_usd=entry.amount_nano_usd,
-            effective_at=entry.effective_at,
-        )
-        for entry in entries
+def _transactions_insert(drafts: Sequence[Draft]) -> set[str]:
+    """The source keys whose rows are ours. Waits for other transactions that are inserting the same keys."""
+    rows = sorted(
+        (draft.source_key, draft.tenant_id, draft.description, len(draft.entries), draft.content(), draft.reverses)
+        for draft in drafts
     )
-    return posted
-
-
-def _check(entries: Sequence[Posting]) -> None:
-    if len(entries) < 2 or any(entry.amount_nano_usd == 0 for entry in entries):
-        raise LedgerRefused("a transaction has at least two entries, none of them zero")
-    if total := sum(entry.amount_nano_usd for entry in entries):
-        raise LedgerRefused(f"the entries sum to {total} nano-USD instead of zero")
-
-
-def _digest(tenant_id: uuid.UUID, entries: Sequence[Posting], description: str) -> str:
-    rows = sorted([entry.kind.value, entry.amount_nano_usd, entry.effective_at.timestamp()] for entry in entries)
-    return hashlib.sha256(json.dumps([str(tenant_id), description, rows]).encode()).hexdigest()
-
-
-def _insert(source_key: str, tenant_id: uuid.UUID, entry_count: int, description: str, content: str, reverses: int | None) -> bool:
-    """Whether the row is ours. Waits for another transaction that is inserting the same key."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
     inserted = query(
         "INSERT INTO ledger_transaction (source_key, tenant_id, description, entry_count, content, reverses_id) "
-        "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (source_key) DO NOTHING RETURNING id",
-        [source_key, tenant_id, description, entry_count, content, reverses],
+        "SELECT * FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::smallint[], %s::text[], %s::bigint[]) "
+        "ON CONFLICT (source_key) DO NOTHING RETURNING source_key",
+        columns or [[]] * 6,
     )
-    return bool(inserted)
+    return {source_key for (source_key,) in inserted}
 
 
-def _accounts(tenant_id: uuid.UUID, kinds: set[AccountKind]) -> dict[AccountKind, int]:
-    return {kind: _account(tenant_id if kind in TENANT_KINDS else None, kind) for kind in sorted(kinds)}
+def _entries_insert(drafts: Sequence[tuple[int, Draft]]) -> None:
+    accounts = _accounts({_owner_key(draft, entry) for _, draft in drafts for entry in draft.entries})
+    columns = {"transaction_id": "bigint", "account_id": "bigint", "tenant_id": "uuid", "amount_nano_usd": "bigint"}
+    rows = [
+        (pk, accounts[_owner_key(draft, entry)], draft.tenant_id, entry.amount_nano_usd, entry.effective_at)
+        for pk, draft in drafts
+        for entry in draft.entries
+    ]
+    insert_rows("ledger_entry", {**columns, "effective_at": "timestamptz"}, rows)
 
 
-def _account(owner: uuid.UUID | None, kind: AccountKind) -> int:
-    found = LedgerAccount.objects.filter(tenant_id=owner, kind=kind).values_list("pk", flat=True).first()
-    if found is not None:
-        return found
-    LedgerAccount.objects.bulk_create([LedgerAccount(tenant_id=owner, kind=kind)], ignore_conflicts=True)
-    return LedgerAccount.objects.values_list("pk", flat=True).get(tenant_id=owner, kind=kind)
+def _owner_key(draft: Draft, entry: Posting) -> OwnerKey:
+    return (draft.tenant_id if entry.kind in TENANT_KINDS else None, entry.kind.value)
+
+
+def _accounts(keys: set[OwnerKey]) -> dict[OwnerKey, int]:
+    found = _accounts_find(keys)
+    if missing := keys - found.keys():
+        rows = sorted(missing, key=str)
+        LedgerAccount.objects.bulk_create(
+            [LedgerAccount(tenant_id=owner, kind=kind) for owner, kind in rows], ignore_conflicts=True
+        )
+        found = _accounts_find(keys)
+    return found
+
+
+def _accounts_find(keys: set[OwnerKey]) -> dict[OwnerKey, int]:
+    owners = {owner for owner, _ in keys}
+    rows = LedgerAccount.objects.filter(Q(tenant_id__in=owners - {None}) | Q(tenant_id__isnull=True)).values_list(
+        "tenant_id", "kind", "pk"
+    )
+    return {(owner, kind): pk for owner, kind, pk in rows}

@@ -5,18 +5,60 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
 
-from billing.metering.models import FaultReason, RatedLine
+from billing.metering.models import FaultReason
 from billing.pricing.models import Price
 from billing.pricing.selectors import PriceHistory
-from inference.usage.models import UsageRow
 
 MAX_LINE_NANO_USD = 10**16  # ten million dollars for one line is a broken quantity
 
 
+class Usage(NamedTuple):
+    """Columns of inference.usage.models.UsageRow."""
+
+    id: int
+    request_id: uuid.UUID
+    tenant_id: uuid.UUID
+    project_id: uuid.UUID
+    key_id: uuid.UUID
+    model: str
+    service_tier: str
+    meter: str
+    cache_tier: str
+    quantity: int
+    unit: str
+    occurred_at: datetime
+
+
+class Line(NamedTuple):
+    """Columns of RatedLine."""
+
+    tenant_id: uuid.UUID
+    number: int
+    usage_id: int
+    request_id: uuid.UUID
+    project_id: uuid.UUID
+    key_id: uuid.UUID
+    model: str
+    service_tier: str
+    meter: str
+    cache_tier: str
+    quantity: int
+    unit: str
+    price_id: int
+    price_book: int
+    unit_price_nano_usd: int
+    unit_quantity: int
+    carry_in: int
+    amount_nano_usd: int
+    occurred_at: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class PricedRow:
-    usage: UsageRow
+    usage: Usage
     price: Price
     version: int
 
@@ -29,7 +71,7 @@ class Fault:
     detail: str
 
 
-def price_request(tenant_id: uuid.UUID, rows: Sequence[UsageRow], history: PriceHistory) -> list[PricedRow] | Fault:
+def price_request(tenant_id: uuid.UUID, rows: Sequence[Usage], history: PriceHistory) -> list[PricedRow] | Fault:
     """All rows of a request, each at the price of its own time; or the first reason why not, and then none of them."""
     priced = []
     for row in rows:
@@ -41,10 +83,10 @@ def price_request(tenant_id: uuid.UUID, rows: Sequence[UsageRow], history: Price
     return priced
 
 
-def _price_row(tenant_id: uuid.UUID, row: UsageRow, history: PriceHistory) -> PricedRow | tuple[FaultReason, str]:
+def _price_row(tenant_id: uuid.UUID, row: Usage, history: PriceHistory) -> PricedRow | tuple[FaultReason, str]:
     what = f"{row.model}, {row.service_tier}, {row.meter} {row.cache_tier}".rstrip()
     if row.tenant_id != tenant_id:
-        return FaultReason.TENANT_MISMATCH, f"{what}: usage row {row.pk}"
+        return FaultReason.TENANT_MISMATCH, f"{what}: usage row {row.id}"
     tariff = history.tariff(model=row.model, service_tier=row.service_tier, at=row.occurred_at)
     price = tariff and tariff.find(row.meter, row.cache_tier)
     if not tariff or not price:
@@ -56,10 +98,10 @@ def _price_row(tenant_id: uuid.UUID, row: UsageRow, history: PriceHistory) -> Pr
     return PricedRow(row, price, tariff.version)
 
 
-def rate(rows: Iterable[PricedRow], last_line: int, remainders: dict[tuple[uuid.UUID, int], int]) -> list[RatedLine]:
+def rate(rows: Iterable[PricedRow], last_line: int, remainders: dict[tuple[uuid.UUID, int], int]) -> list[Line]:
     """Lines of one tenant, numbered on from `last_line`. Moves `remainders`, by (tenant, price), on."""
     lines = []
-    for number, row in enumerate(sorted(rows, key=lambda row: (row.usage.occurred_at, row.usage.pk)), start=last_line + 1):
+    for number, row in enumerate(sorted(rows, key=lambda row: (row.usage.occurred_at, row.usage.id)), start=last_line + 1):
         key = (row.usage.tenant_id, row.price.pk)
         carry_in = remainders.get(key, 0)
         amount, remainders[key] = divmod(row.usage.quantity * row.price.unit_price_nano_usd + carry_in, row.price.unit_quantity)
@@ -67,12 +109,12 @@ def rate(rows: Iterable[PricedRow], last_line: int, remainders: dict[tuple[uuid.
     return lines
 
 
-def _line(row: PricedRow, number: int, carry_in: int, amount_nano_usd: int) -> RatedLine:
+def _line(row: PricedRow, number: int, carry_in: int, amount_nano_usd: int) -> Line:
     usage, price = row.usage, row.price
-    return RatedLine(
+    return Line(
         tenant_id=usage.tenant_id,
         number=number,
-        usage_id=usage.pk,
+        usage_id=usage.id,
         request_id=usage.request_id,
         project_id=usage.project_id,
         key_id=usage.key_id,
@@ -82,7 +124,7 @@ def _line(row: PricedRow, number: int, carry_in: int, amount_nano_usd: int) -> R
         cache_tier=usage.cache_tier,
         quantity=usage.quantity,
         unit=usage.unit,
-        price=price,
+        price_id=price.pk,
         price_book=row.version,
         unit_price_nano_usd=price.unit_price_nano_usd,
         unit_quantity=price.unit_quantity,

@@ -15,17 +15,17 @@ from datetime import UTC, datetime
 
 from django.db import DataError, IntegrityError, transaction
 
+from billing.database import insert_rows
 from billing.errors import BillingError
 from billing.holds.services import Settlement, holds_settle
 from billing.ledger.models import AccountKind
 from billing.ledger.selectors import USAGE_PREFIX
-from billing.ledger.services import Posting, ledger_post
-from billing.metering.models import FaultReason, RatedLine, RatingFault, Remainder, TenantMeter
-from billing.metering.rating import Fault, PricedRow, price_request, rate
+from billing.ledger.services import Draft, Posting, ledger_post_all
+from billing.metering.models import FaultReason, RatingFault, Remainder, TenantMeter
+from billing.metering.rating import Fault, Line, PricedRow, Usage, price_request, rate
 from billing.pricing.selectors import price_history
 from inference.coordination.heartbeat import beat
 from inference.database import execute, query
-from inference.usage.models import UsageRow
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,35 @@ WHERE (%s OR p.request_id = ANY(%s)) AND NOT EXISTS (
 )
 ORDER BY p.at, p.request_id LIMIT %s FOR UPDATE OF p SKIP LOCKED
 """
+
+_UNRATED = f"""
+SELECT {", ".join(f"u.{name}" for name in Usage._fields)} FROM inference_usage u
+LEFT JOIN metering_line l ON l.usage_id = u.id
+WHERE u.request_id = ANY(%s) AND u.billable AND l.id IS NULL
+"""
+
+LINE_COLUMNS = {
+    "tenant_id": "uuid",
+    "number": "bigint",
+    "usage_id": "bigint",
+    "request_id": "uuid",
+    "project_id": "uuid",
+    "key_id": "uuid",
+    "model": "text",
+    "service_tier": "text",
+    "meter": "text",
+    "cache_tier": "text",
+    "quantity": "bigint",
+    "unit": "text",
+    "price_id": "bigint",
+    "price_book": "integer",
+    "unit_price_nano_usd": "bigint",
+    "unit_quantity": "bigint",
+    "carry_in": "bigint",
+    "amount_nano_usd": "bigint",
+    "occurred_at": "timestamptz",
+    "ledger_transaction_id": "bigint",
+}
 
 
 @dataclass(slots=True)
@@ -97,7 +126,7 @@ def _take(limit: int, only: Collection[uuid.UUID] | None) -> dict[uuid.UUID, uui
 def _price(taken: dict[uuid.UUID, uuid.UUID]) -> Batch:
     """Splits what was taken into requests of which every row has a price, and faults."""
     batch = Batch(tenants=taken)
-    by_request: dict[uuid.UUID, list[UsageRow]] = {}
+    by_request: dict[uuid.UUID, list[Usage]] = {}
     for row in _unrated(taken):
         by_request.setdefault(row.request_id, []).append(row)
     history = price_history({row.model for rows in by_request.values() for row in rows})
@@ -111,13 +140,11 @@ def _price(taken: dict[uuid.UUID, uuid.UUID]) -> Batch:
     return batch
 
 
-def _unrated(taken: Mapping[uuid.UUID, uuid.UUID]) -> list[UsageRow]:
-    rows = list(UsageRow.objects.filter(request_id__in=taken, billable=True))
-    rated = set(RatedLine.objects.filter(request_id__in=taken).values_list("usage_id", flat=True))
-    return [row for row in rows if row.pk not in rated]
+def _unrated(taken: Mapping[uuid.UUID, uuid.UUID]) -> list[Usage]:
+    return [Usage(*row) for row in query(_UNRATED, [list(taken)])]
 
 
-def _rate(batch: Batch) -> list[RatedLine]:
+def _rate(batch: Batch) -> list[Line]:
     tenants = sorted(batch.rows)
     last_lines = _tenants_lock(tenants)
     remainders = {
@@ -142,9 +169,9 @@ def _tenants_lock(tenants: Sequence[uuid.UUID]) -> dict[uuid.UUID, int]:
     return dict(rows.values_list("tenant_id", "last_line"))
 
 
-def _write(batch: Batch, lines: Sequence[RatedLine]) -> None:
-    _ledger_write(lines)
-    RatedLine.objects.bulk_create(lines, batch_size=2000)
+def _write(batch: Batch, lines: Sequence[Line]) -> None:
+    posted = _ledger_write(lines)
+    insert_rows("metering_line", LINE_COLUMNS, [(*line, posted.get(line.tenant_id)) for line in lines])
     _tenants_write(lines)
     _days_write(lines)
     totals = _requests_write(batch.tenants, lines)
@@ -153,39 +180,38 @@ def _write(batch: Batch, lines: Sequence[RatedLine]) -> None:
     holds_settle(settlements={request_id: Settlement(batch.tenants[request_id], total) for request_id, total in totals.items()})
 
 
-def _ledger_write(lines: Iterable[RatedLine]) -> None:
-    """One transaction per tenant, in which the entries of a quarter of an hour stand together."""
+def _ledger_write(lines: Iterable[Line]) -> dict[uuid.UUID, int]:
+    """One transaction per tenant, in which the entries of a quarter of an hour stand together. Ids by tenant."""
     batch_key = uuid.uuid4()
-    by_tenant: dict[uuid.UUID, list[RatedLine]] = {}
+    by_tenant: dict[uuid.UUID, list[Line]] = {}
     for line in lines:
         by_tenant.setdefault(line.tenant_id, []).append(line)
-    for tenant_id, owned in by_tenant.items():
-        sums: Counter[datetime] = Counter()
-        for line in owned:
-            sums[_quarter(line.occurred_at)] += line.amount_nano_usd
-        entries = [
-            Posting(kind, sign * amount, at)
-            for at, amount in sorted(sums.items())
-            if amount
-            for kind, sign in ((AccountKind.ACCRUED, 1), (AccountKind.REVENUE, -1))
-        ]
-        if not entries:
-            continue
-        posted = ledger_post(
-            source_key=f"{USAGE_PREFIX}{batch_key}:{tenant_id}",
-            tenant_id=tenant_id,
-            entries=entries,
-            description=f"Usage, lines {owned[0].number} to {owned[-1].number}",
-        )
-        for line in owned:
-            line.ledger_transaction = posted
+    drafts = [
+        Draft(f"{USAGE_PREFIX}{batch_key}:{tenant_id}", tenant_id, entries, f"Usage, lines {owned[0].number} to {owned[-1].number}")
+        for tenant_id, owned in by_tenant.items()
+        if (entries := _entries(owned))
+    ]
+    posted = ledger_post_all(drafts)
+    return {draft.tenant_id: posted[draft.source_key] for draft in drafts}
+
+
+def _entries(lines: Iterable[Line]) -> list[Posting]:
+    sums: Counter[datetime] = Counter()
+    for line in lines:
+        sums[_quarter(line.occurred_at)] += line.amount_nano_usd
+    return [
+        Posting(kind, sign * amount, at)
+        for at, amount in sorted(sums.items())
+        if amount
+        for kind, sign in ((AccountKind.ACCRUED, 1), (AccountKind.REVENUE, -1))
+    ]
 
 
 def _quarter(moment: datetime) -> datetime:
     return datetime.fromtimestamp(moment.timestamp() // QUARTER_S * QUARTER_S, UTC)
 
 
-def _tenants_write(lines: Iterable[RatedLine]) -> None:
+def _tenants_write(lines: Iterable[Line]) -> None:
     last = {line.tenant_id: line.number for line in lines}
     execute(
         "UPDATE metering_tenant AS m SET last_line = t.last FROM unnest(%s::uuid[], %s::bigint[]) AS t (tenant_id, last) "
@@ -203,7 +229,7 @@ def _remainders_write(remainders: Mapping[tuple[uuid.UUID, int], int]) -> None:
     )
 
 
-def _days_write(lines: Iterable[RatedLine]) -> None:
+def _days_write(lines: Iterable[Line]) -> None:
     quantities: Counter[tuple[object, ...]] = Counter()
     amounts: Counter[tuple[object, ...]] = Counter()
     for line in lines:
@@ -223,7 +249,7 @@ def _days_write(lines: Iterable[RatedLine]) -> None:
     )
 
 
-def _requests_write(tenants: Mapping[uuid.UUID, uuid.UUID], lines: Iterable[RatedLine]) -> dict[uuid.UUID, int]:
+def _requests_write(tenants: Mapping[uuid.UUID, uuid.UUID], lines: Iterable[Line]) -> dict[uuid.UUID, int]:
     """The totals so far: a request whose rows came in two batches has both in it."""
     added: Counter[uuid.UUID] = Counter(dict.fromkeys(sorted(tenants), 0))
     for line in lines:
