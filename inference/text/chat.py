@@ -36,7 +36,7 @@ class ChatTemplate:
         if self._template is None:
             raise ChatTemplateError("This model has no chat template.", code="chat_template_missing")
         _check_roles(messages)
-        nonce = f"{_MARK}{secrets.randbits(128)}."
+        nonce = f"{_MARK}{secrets.randbits(64)}."
         rows = [{"role": message.role, "content": _placeholder(nonce, i, message.content)} for i, message in enumerate(messages)]
         rendered = self._template.render(messages=rows, add_generation_prompt=True, **self._tokens)
         return _pieces(rendered, nonce, messages)

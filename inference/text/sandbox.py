@@ -17,7 +17,7 @@ from typing import Any, cast
 from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.filters import FILTERS
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
@@ -60,7 +60,6 @@ _FILTERS = {
         "select",
         "selectattr",
         "sort",
-        "string",
         "sum",
         "title",
     ),
@@ -136,7 +135,18 @@ _budget: ContextVar[_Budget] = ContextVar("template_budget")
 
 
 def _size(value: object) -> int:
-    return len(value) if isinstance(value, str | list | tuple | dict | range) else 0
+    """Characters and items in `value`, as deep as it goes; what is there twice counts twice. Stops when it exceeds the budget."""
+    most, size, open_values = _budget.get().volume, 0, [value]
+    while open_values:
+        inner = open_values.pop()
+        size += len(inner) if isinstance(inner, str | range) else 1
+        if isinstance(inner, list | tuple):
+            open_values += inner
+        elif isinstance(inner, dict):
+            open_values += inner.values()
+        if size > most:
+            raise _LimitError("too much text")
+    return size
 
 
 def _charged(value: Any) -> Any:
@@ -144,10 +154,18 @@ def _charged(value: Any) -> Any:
     return value
 
 
+def _text(value: object) -> str:
+    if isinstance(value, str | int | float | Undefined) or value is None:
+        return str(value)
+    raise SecurityError(f"{type(value).__name__} has no text form here; use tojson")
+
+
 def _concat(parts: Iterable[str]) -> str:
     """Jinja's joining of what a block or macro wrote."""
-    written = list(parts)
-    _budget.get().charge(sum(map(len, written)))
+    written = []
+    for part in parts:
+        _budget.get().charge(len(part) + 1)
+        written.append(part)
     return "".join(written)
 
 
@@ -159,23 +177,23 @@ def _steps(_context: Context, items: Any) -> Iterator[Any]:
 
 
 @pass_context
-def _charged_slice(_context: Context, value: Any) -> Any:
+def _charged_value(_context: Context, value: Any) -> Any:
     return _charged(value)
 
 
 @pass_context
 def _joined(_context: Context, parts: list[Any]) -> str:
-    return _concat(map(str, parts))
+    return _concat(map(_text, parts))
 
 
 def _replace(value: object, old: object, new: object, count: int | None = None) -> str:
-    text, pattern, replacement = str(value), str(old), str(new)
+    text, pattern, replacement = _text(value), _text(old), _text(new)
     _budget.get().charge(len(text) + (text.count(pattern) + 1) * len(replacement))
     return text.replace(pattern, replacement, -1 if count is None else count)
 
 
 def _join(separator: str, items: Iterable[Any]) -> str:
-    parts = [str(item) for item in items]
+    parts = [_text(item) for item in items]
     _budget.get().charge(sum(map(len, parts)) + len(separator) * len(parts))
     return separator.join(parts)
 
@@ -187,7 +205,7 @@ def _join_filter(items: Iterable[Any], separator: str = "") -> str:
 def _to_json(value: Any, indent: int | None = None) -> str:
     if indent is not None and not 0 <= indent <= 8:
         raise _LimitError("an indent of more than 8")
-    return str(_charged(json.dumps(value, ensure_ascii=False, indent=indent)))
+    return _concat(json.JSONEncoder(ensure_ascii=False, indent=indent).iterencode(value))
 
 
 def _range(*bounds: int) -> range:
@@ -211,9 +229,8 @@ def _charged_filter(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _product(left: Any, right: Any) -> Any:
     if not (_is_number(left) and _is_number(right)):
-        sizes = (_size(left) or 1) * (_size(right) or 1)
         count = next((value for value in (left, right) if isinstance(value, int)), 1)
-        _budget.get().charge(sizes * max(count, 0))
+        _budget.get().charge((_size(left) + _size(right)) * max(count, 0))
     return left * right
 
 
@@ -236,7 +253,27 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {"*": _product, "+": _sum, "%
 
 
 class _Bounding(NodeTransformer):
-    """Puts the meters where Jinja compiles to bare Python: loops, `~`, slices."""
+    """Puts the meters where Jinja compiles to bare Python: loops, `~`, slices, lists that are written out.
+
+    A list pays for all that it holds, so that no structure is larger than the budget, whoever walks it later.
+    """
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, "__charged")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, "__charged")
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, "__charged") if node.ctx == "load" else node
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Expr:  # noqa: N802
+        if node.name in ("varargs", "kwargs"):
+            raise SecurityError(f"{node.name} is not supported")
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -249,7 +286,7 @@ class _Bounding(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, "__slice") if isinstance(node.arg, nodes.Slice) else node
+        return _filtered(node, "__charged") if isinstance(node.arg, nodes.Slice) else node
 
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
@@ -261,10 +298,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(_concat)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=["jinja2.ext.loopcontrols"], finalize=_text
+        )
         kept = {name: _charged_filter(FILTERS[name]) for name in _FILTERS}
-        own = {"replace": _replace, "join": _join_filter, "tojson": _to_json}
-        meters = {"__steps": _steps, "__slice": _charged_slice, "__joined": _joined}
+        own = {"replace": _replace, "join": _join_filter, "tojson": _to_json, "string": _text}
+        meters = {"__steps": _steps, "__charged": _charged_value, "__joined": _joined}
         self.filters = kept | own | meters
         self.globals = {"range": _range, "namespace": self.globals["namespace"], "raise_exception": _raise_exception}
 
@@ -275,6 +314,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         allowed = next((names for kind, names in _METHODS.items() if isinstance(obj, kind)), None)
         return super().is_safe_attribute(obj, attr, value) and (allowed is None or attr in allowed)
+
+    def wrap_str_format(self, value: Any) -> None:
+        """`str.format` would pass by the methods allowed above."""
 
     def call(self, context: Context, function: Any, /, *arguments: Any, **options: Any) -> Any:
         _budget.get().step()

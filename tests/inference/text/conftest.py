@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.text import ModelText, open_text
+from inference.text.model_files import ensure_oracle
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_folder: Path) -> ModelText:
+    return open_text(smollm2_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
+    return open_text(ensure_oracle("tiny", tmp_path_factory.mktemp("models")))
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2_folder: Path) -> Any:
+    """The tokenizer that transformers builds from the same file."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(smollm2_folder, gguf_file="model.gguf")
+
+
+@pytest.fixture
+def seconds() -> Callable[[Callable[[], object]], float]:
+    """Processor seconds, the best of three runs: a busy machine must not fail a test of cost."""
+
+    def best(action: Callable[[], object]) -> float:
+        def once() -> float:
+            start = time.process_time()
+            action()
+            return time.process_time() - start
+
+        return min(once() for _ in range(3))
+
+    return best
