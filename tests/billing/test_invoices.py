@@ -13,6 +13,7 @@ from django.db.models import Sum
 from billing.errors import PeriodRefused
 from billing.holds.services import hold_account_open
 from billing.invariants import check
+from billing.invoices import services
 from billing.invoices.amounts import cents_from_nano_usd, month_bounds, month_of
 from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.selectors import invoice_lines, invoices_of
@@ -176,6 +177,23 @@ def test_invoices_are_shown_to_their_tenant_only() -> None:
     assert len(invoice_lines(tenant_id=ACME, invoice_id=draft.pk)) == 1
     assert invoice_lines(tenant_id=RIVAL, invoice_id=draft.pk) == []
     assert invoices_of(tenant_id=RIVAL) == []
+
+
+def test_lines_that_are_rated_during_a_build_wait_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(JUNE)
+    last_line = services._last_line
+
+    def overtaken(tenant_id: uuid.UUID) -> int:
+        number = last_line(tenant_id)
+        use(JUNE)
+        return number
+
+    with monkeypatch.context() as patched:
+        patched.setattr(services, "_last_line", overtaken)
+        draft = invoice_draft_build(tenant_id=ACME, period_start=FIRST)
+    assert (draft.total_cents, draft.lines_up_to) == (4, 1)
+    assert check() == []
+    assert invoice_draft_build(tenant_id=ACME, period_start=FIRST).total_cents == 8
 
 
 @pytest.mark.django_db(transaction=True)
