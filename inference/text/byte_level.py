@@ -33,9 +33,13 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([splitting, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-# By the name that a GGUF file gives. `smollm` is what transformers builds from the same file: see the README for what that costs.
+def _gpt2_after_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+# By the name that a GGUF file gives.
 PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "smollm": _gpt2,
+    "smollm": _gpt2_after_digits,  # what the model was trained with; transformers leaves the digits out when it reads a GGUF
     "gpt-2": _gpt2,
     "default": _gpt2,
     "llama-bpe": lambda: _split(_LLAMA3),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from inference.text import ModelText, open_text
 from inference.text.model_files import ensure_oracle
@@ -25,13 +26,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
 
 @pytest.fixture(scope="session")
 def reference(smollm2_folder: Path) -> Any:
-    """The tokenizer that transformers builds from the same file."""
+    """The tokenizer that transformers builds from the same file, and the splitting of digits that it leaves out of a GGUF."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(smollm2_folder, gguf_file="model.gguf")
+        tokenizer = AutoTokenizer.from_pretrained(smollm2_folder, gguf_file="model.gguf")
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer])
+    return tokenizer
 
 
 @pytest.fixture

@@ -170,3 +170,8 @@ def test_a_damaged_oracle_is_refused(tmp_path: Path, content: str) -> None:
 def test_oracles_open_by_their_kind(tmp_path: Path) -> None:
     for kind in ("tiny", "scripted"):
         assert open_text(ensure_oracle(kind, tmp_path)).name == kind
+
+
+def test_a_digit_is_split_off_before_the_blanks_in_front_of_it_are_cut(smollm2: ModelText) -> None:
+    """As the model was trained: a list after an empty line is the common case."""
+    assert smollm2.encode("\n\n1.") == smollm2.encode("\n\n") + smollm2.encode("1.")
