@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 from celery import current_app
+from celery.platforms import SecurityWarning
 
 
 def consume(*, queue: str, node: str, threads: int) -> None:
     """Returns after a warm shutdown. `node` must be unique per start: `%h` stands for the host."""
+    warnings.filterwarnings("ignore", category=SecurityWarning)  # root is dangerous with pickle; we take JSON only
     current_app.worker_main(
         [
             "--quiet",

@@ -31,7 +31,22 @@ from infra.bench.support.report import Row, arguments, paired, publish, row
 ROOT = Path(__file__).resolve().parents[2]
 CONCURRENCY = (1, 8, 32)
 PARTS = ("gateway: read, key, limits, transaction", "queue: notify, offer, broker, claim", "hand to the engine", "stream to client")
-_WORDS = "kitchen sauce knife onion stock flame butter pan oven salt recipe station order plate garlic bread cream line".split()
+_WORDS = (
+    "kitchen",
+    "sauce",
+    "knife",
+    "onion",
+    "stock",
+    "flame",
+    "butter",
+    "pan",
+    "oven",
+    "salt",
+    "recipe",
+    "station",
+    "order",
+    "plate",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,7 @@ async def split_beside_fused(server: Target, pairs: int, tokens: int) -> list[Ro
         server.use_path(path)
         streams[path].append(await chat(server.base_url, server.api_key, body(server.model, tokens)))
     server.use_path("auto")
-    receipts = [await get(server.base_url, server.api_key, f"/requests/{stream.request_id}") for stream in streams["split"]]
+    receipts = [get(server.base_url, server.api_key, f"/requests/{stream.request_id}") for stream in streams["split"]]
     assert all(receipt["path"] == "split" for receipt in receipts), "these calls were to run split"
     parts = [outside(stream, receipt) for stream, receipt in zip(streams["split"], receipts, strict=True)]
     rows = [
@@ -140,7 +155,7 @@ def body(model: str, tokens: int) -> dict[str, Any]:
 def target(base_url: str | None, api_key: str) -> Iterator[Target]:
     manage = (sys.executable, str(ROOT / "manage.py"))
     if base_url:
-        model = asyncio.run(get(base_url, api_key, "/models"))["data"][0]["id"]
+        model = get(base_url, api_key, "/models")["data"][0]["id"]
         yield Target(base_url, api_key, model, manage, dict(os.environ))
         return
     with tempfile.TemporaryDirectory(prefix="brigade-bench-") as folder:
@@ -164,8 +179,8 @@ def _started(manage: tuple[str, ...], env: dict[str, str], server: subprocess.Po
         if answer.returncode == 0:
             known = json.loads(answer.stdout)
             try:
-                model = asyncio.run(get(known["base_url"], known["api_key"], "/models"))["data"][0]["id"]
-                asyncio.run(get(known["base_url"].removesuffix("/v1"), "", "/readyz"))
+                model = get(known["base_url"], known["api_key"], "/models")["data"][0]["id"]
+                get(known["base_url"].removesuffix("/v1"), "", "/readyz")
                 return Target(known["base_url"], known["api_key"], model, manage, env)
             except (OSError, RuntimeError):
                 pass  # not ready yet

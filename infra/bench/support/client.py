@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,15 +56,11 @@ async def chat(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
         writer.close()
 
 
-async def get(base_url: str, api_key: str, path: str) -> dict[str, Any]:
-    reader, writer = await _connect(base_url)
-    try:
-        writer.write(_head("GET", base_url, path, api_key, 0))
-        await _expect_ok(reader)
-        answer: dict[str, Any] = json.loads(await reader.read())
-        return answer
-    finally:
-        writer.close()
+def get(base_url: str, api_key: str, path: str) -> dict[str, Any]:
+    """Raises OSError."""
+    request = urllib.request.Request(base_url + path, headers={"Authorization": f"Bearer {api_key}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return dict(json.load(answer))
 
 
 def _take(stream: Stream, chunk: dict[str, Any]) -> None:
@@ -86,9 +83,10 @@ async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
 def _head(method: str, base_url: str, path: str, api_key: str, length: int) -> bytes:
     parts = urlsplit(base_url)
     lines = [
-        f"{method} {parts.path}{path} HTTP/1.0",
+        f"{method} {parts.path}{path} HTTP/1.1",
         f"Host: {parts.netloc}",
         f"Authorization: Bearer {api_key}",
+        "Connection: close",
         "Content-Type: application/json",
         f"Content-Length: {length}",
     ]
@@ -104,6 +102,7 @@ async def _expect_ok(reader: asyncio.StreamReader) -> None:
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """The server writes an event as one chunk, so lines of the chunked encoding stand between events and are passed over."""
     while line := await reader.readline():
         if line.startswith(b"data: "):
             yield line[6:].decode().strip()
