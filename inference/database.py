@@ -17,9 +17,22 @@ USAGE_CHANNEL = "brigade_usage"  # a request ended: billing may rate it
 @contextmanager
 def tenant_scope(tenant_id: uuid.UUID) -> Iterator[None]:
     """A transaction in which row-level security shows this tenant's rows, and no others."""
+    nested = connection.in_atomic_block
     with transaction.atomic():
-        query("SELECT set_config('brigade.tenant_id', %s, true)", [str(tenant_id)])
+        before = _tenant() if nested else ""
+        _tenant_set(str(tenant_id))
         yield
+        if nested:  # the setting would last until the outer transaction ends; after an error the roll-back resets it
+            _tenant_set(before)
+
+
+def _tenant() -> str:
+    [(tenant,)] = query("SELECT coalesce(current_setting('brigade.tenant_id', true), '')")
+    return str(tenant)
+
+
+def _tenant_set(tenant: str) -> None:
+    query("SELECT set_config('brigade.tenant_id', %s, true)", [tenant])
 
 
 def query(sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
