@@ -1,5 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
+from controlplane.console.urls import urlpatterns as console_urls
 from controlplane.gateway import views
 
 handler404 = "controlplane.errors.not_found"
@@ -14,4 +15,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/requests/<str:public_id>", views.request_receipt),
     path("v1/", views.nothing_here),
     path("v1/<path:rest>", views.nothing_here),
+    path("console/", console_urls),
 ]

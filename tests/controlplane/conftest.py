@@ -12,8 +12,10 @@ from datetime import timedelta
 from typing import Any, Self
 
 import pytest
+import pytest_django
 import uvicorn
 from django.conf import settings
+from django.core.management import call_command
 from django.db import connection, connections
 from django.db.backends.signals import connection_created
 from django.utils import timezone
@@ -30,10 +32,11 @@ from controlplane.tenants.services import organisation_create, project_create
 from inference.contracts import ErrorEntry, FinishEntry, FinishReason, RequestOutcome, StreamEntry, TokenEntry
 from inference.coordination.models import Heartbeat, Worker, WorkerState
 from inference.database import execute, query
-from inference.requests.models import InferenceRequest, State
+from inference.requests.models import InferenceRequest, RequestBody, RequestEvent, State
 from inference.requests.transitions import Owner, request_finish
 from inference.streams import StreamWriter
 from inference.text.model_files import ensure_oracle
+from inference.usage.models import UsagePending
 
 MODEL = "tiny"
 FUNDS_NANO_USD = 10_000_000_000
@@ -83,9 +86,18 @@ def fleet_alive(*, roles: tuple[tuple[str, str], ...] = (("w0", "prefill"), ("w1
         )
 
 
+@pytest.fixture(scope="module")
+def committed(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
+    """Rows that other connections see. Emptied once at the module's end: a flush takes longer than most tests here."""
+    with django_db_blocker.unblock():
+        yield
+        call_command("flush", interactive=False, verbosity=0)
+        connection.close()
+
+
 @pytest.fixture
-def stage(transactional_db: None, redis_url: str) -> Stage:
-    """Committed: for tests over HTTP. `cast` is the same in a transaction that is rolled back, which is quicker."""
+def stage(committed: None, redis_url: str) -> Stage:
+    """Committed: for tests over HTTP. `cast` is the same in a transaction that is rolled back."""
     return stage_make()
 
 
@@ -95,6 +107,8 @@ def cast(db: None) -> Stage:
 
 
 def stage_make() -> Stage:
+    for leftover in (RequestBody, RequestEvent, InferenceRequest, UsagePending, Worker):
+        leftover.objects.all().delete()
     ensure_oracle(MODEL, settings.DATA.models)
     catalog_seed(model=MODEL)
     fleet_alive()

@@ -9,7 +9,10 @@ import pytest
 from openai import OpenAI
 
 from billing.holds.models import HoldAccount
+from billing.pricing.selectors import Tariff
+from controlplane.admission.services import request_admit
 from controlplane.gateway import limits
+from inference.contracts import Submission
 from inference.coordination.models import Worker
 from inference.requests.models import RequestBody, State
 from tests.controlplane.conftest import Job, ScriptedWorker, Stage, chat, open_requests, request_rows, wait_for
@@ -147,6 +150,21 @@ def test_a_client_that_goes_away_while_its_request_waits_cancels_it(gateway: str
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{gateway}/v1/chat/completions", json={"model": "tiny", "messages": chat()}, headers=_auth(stage), timeout=0.5)
     wait_for(lambda: request_rows()[0].state == State.CANCELLED)
+
+
+def test_a_client_that_goes_away_during_admission_leaves_no_request_running(
+    gateway: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(submission: Submission, *, tariff: Tariff) -> None:
+        time.sleep(0.6)
+        request_admit(submission, tariff=tariff)
+
+    monkeypatch.setattr("controlplane.gateway.chat.request_admit", slow)
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{gateway}/v1/chat/completions", json={"model": "tiny", "messages": chat()}, headers=_auth(stage), timeout=0.3)
+    assert request_rows() == []
+    wait_for(lambda: request_rows() and request_rows()[0].state == State.CANCELLED)
+    wait_for(lambda: open_requests() == 0)
 
 
 def test_sampling_parameters_arrive_as_they_were_sent(client: OpenAI, worker: ScriptedWorker) -> None:

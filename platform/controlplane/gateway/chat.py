@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import uuid
@@ -125,16 +126,28 @@ async def _enter(call: Call, submission: Submission) -> Completion:
     process.open_requests += 1
     subscription = (await process.reader()).subscribe(submission.request_id)
     completion = Completion(process, key, call.id, subscription, unused_tokens=submission.sampling.max_tokens)
+    admission = asyncio.create_task(in_database(request_admit, submission, tariff=tariff))
     try:
-        await in_database(request_admit, submission, tariff=tariff)
-    except BaseException as error:
+        await asyncio.shield(admission)
+    except asyncio.CancelledError:
+        process.background(_abandon(completion, admission))
+        raise
+    except Exception as error:
         _never_ran(completion, tokens, certain=isinstance(error, ApiError))
         raise
     return completion
 
 
+async def _abandon(completion: Completion, admission: asyncio.Task[None]) -> None:
+    """The client went while the transaction ran: only after it can the row be cancelled."""
+    try:
+        await admission
+    finally:
+        completion.close()
+
+
 def _never_ran(completion: Completion, tokens: int, *, certain: bool) -> None:
-    """Uncertain where the client went or the connection broke in the transaction: then a row, if there is one, is cancelled."""
+    """Uncertain where the connection broke at the commit: then a row, if there is one, is cancelled."""
     completion.ended = certain
     completion.unused_tokens = tokens
     completion.close()

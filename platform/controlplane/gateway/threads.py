@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -23,19 +24,21 @@ class Pool:
         self.name = name
         self.most = threads + waiting
         self.pending = 0
+        self._lock = threading.Lock()
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """A cancelled caller does not wait, but the work that has begun ends, and counts until then."""
         if self.pending >= self.most:
             raise Overloaded("The server is busy. Try again in a moment.", detail=f"{self.name}: {self.pending} calls wait")
-        self.pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self.executor, lambda: function(*args, **kwargs))
-        future.add_done_callback(self._ended)
-        return await future
+        self._count(1)
+        work = self.executor.submit(function, *args, **kwargs)
+        work.add_done_callback(lambda _: self._count(-1))
+        return await asyncio.wrap_future(work)
 
-    def _ended(self, future: asyncio.Future[R]) -> None:
-        self.pending -= 1
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self.pending += change
 
 
 database = Pool("database", limits.DATABASE_THREADS, limits.DATABASE_WAITING)
