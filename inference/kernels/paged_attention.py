@@ -8,8 +8,10 @@ A `Span` is one sequence's rows: `count` of them at `first`, the KV positions `s
 Their own entries must be written before.
 
 A row's result depends on its own sequence alone, bit for bit. Rows come to the products in multiples of `ROW_TILE`, below which the
-library sums in another order. A row may see more keys than it has: their scores are -inf, their weights exactly 0, and adding 0
-changes no sum. Blocks must hold finite numbers everywhere (0 x NaN is NaN): the engine wipes a block before it is used again.
+library sums in another order; values are summed in tiles of `KEY_TILE` keys, because the library halves longer sums, and where it
+does depends on their length (only up to `SHORT_KEYS` it sums straight through). A row may see more keys than it has: their scores
+are -inf, their weights exactly 0, and adding 0 changes no sum. Blocks must hold finite numbers everywhere (0 x NaN is NaN): the
+engine wipes a block before it is used again.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from dataclasses import dataclass, field
 import torch
 
 ROW_TILE = 8  # rows of a product
+KEY_TILE = 256
+SHORT_KEYS = 128
 QUERY_TILE = 64  # query tokens at once: bounds the scores' memory, and skips keys after the tile's last token
-GROUP_BLOCKS = 8  # decoding sequences whose lengths round up to the same multiple (or power of two above) run as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,12 @@ class AttentionPlan:
 
 
 def plan_attention(spans: Sequence[Span], block_tokens: int) -> AttentionPlan:
-    """Raises ValueError where a span has no rows or too few blocks for its keys."""
+    """Raises ValueError where a span has no rows or too few blocks for its keys.
+
+    Decoding sequences run together when their numbers of keys round up to the same power of two.
+    """
+    if SHORT_KEYS % block_tokens:
+        raise ValueError(f"{SHORT_KEYS} keys are no whole number of blocks of {block_tokens}")
     for span in spans:
         if span.count < 1 or span.end > len(span.blocks) * block_tokens:
             raise ValueError(f"{span.count} rows up to key {span.end} do not fit {len(span.blocks)} blocks")
@@ -71,20 +79,21 @@ def plan_attention(spans: Sequence[Span], block_tokens: int) -> AttentionPlan:
     by_width: dict[int, list[Span]] = {}
     for span in spans:
         if span.count == 1:
-            by_width.setdefault(_group_width(-(-span.end // block_tokens)), []).append(span)
+            by_width.setdefault((max(span.end, SHORT_KEYS) - 1).bit_length(), []).append(span)
         else:
             plan.parts.append(_prompt_part(span, block_tokens))
     plan.groups = [_decode_group(group, block_tokens) for group in by_width.values()]
     return plan
 
 
-def _group_width(blocks: int) -> int:
-    units = -(-blocks // GROUP_BLOCKS)
-    return GROUP_BLOCKS << (units - 1).bit_length()
+def _keys(end: int, block_tokens: int) -> int:
+    """How many keys to look at for `end` of them."""
+    unit = block_tokens if end <= SHORT_KEYS else KEY_TILE
+    return -(-end // unit) * unit
 
 
 def _decode_group(spans: Sequence[Span], block_tokens: int) -> _DecodeGroup:
-    width = max(-(-span.end // block_tokens) for span in spans)
+    width = _keys(max(span.end for span in spans), block_tokens) // block_tokens
     table = [block for span in spans for block in _padded(span.blocks, width)]
     ends = torch.tensor([span.end for span in spans])
     hidden = torch.arange(width * block_tokens)[None, :] >= ends[:, None]
@@ -101,11 +110,12 @@ def _prompt_part(span: Span, block_tokens: int) -> _PromptPart:
     tiles = []
     for first in range(0, span.count, QUERY_TILE):
         tokens = min(QUERY_TILE, span.count - first)
-        keys = -(-(span.start + first + tokens) // block_tokens) * block_tokens
+        keys = _keys(span.start + first + tokens, block_tokens)
         positions = span.start + first + torch.arange(-(-tokens // ROW_TILE) * ROW_TILE)
         hidden = torch.arange(keys)[None, :] > positions[:, None]
         tiles.append((first, tokens, keys, torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, :]))
-    return _PromptPart(span, torch.tensor(span.blocks[: -(-span.end // block_tokens)]), tiles)
+    table = _padded(span.blocks, _keys(span.end, block_tokens) // block_tokens)
+    return _PromptPart(span, torch.tensor(table), tiles)
 
 
 def paged_attention(q: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
@@ -146,7 +156,7 @@ def _decode(q: torch.Tensor, kv: torch.Tensor, group: _DecodeGroup) -> torch.Ten
     rows = q.new_zeros(kv_heads, sequences, -(-shared // ROW_TILE) * ROW_TILE, dim)
     rows[:, :, :shared] = q.view(sequences, kv_heads, shared, dim).transpose(0, 1)
     weights = torch.softmax((rows @ keys.transpose(2, 3)).add_(group.mask), dim=-1)
-    return (weights @ values)[:, :, :shared].transpose(0, 1).reshape(sequences, heads, dim)
+    return _weigh(weights, values)[:, :, :shared].transpose(0, 1).reshape(sequences, heads, dim)
 
 
 def _prompt(q: torch.Tensor, kv: torch.Tensor, part: _PromptPart) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -161,8 +171,17 @@ def _prompt(q: torch.Tensor, kv: torch.Tensor, part: _PromptPart) -> Iterator[tu
         rows = rows.view(-1, kv_heads, heads // kv_heads, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
         scores = (rows @ keys[:, :visible].transpose(1, 2)).view(kv_heads, mask.shape[0], -1, visible)
         weights = torch.softmax(scores.add_(mask), dim=-1).view(kv_heads, -1, visible)
-        result = (weights @ values[:, :visible]).view(kv_heads, mask.shape[0], -1, dim)
+        result = _weigh(weights, values).view(kv_heads, mask.shape[0], -1, dim)
         yield at, tokens, result.transpose(0, 1).reshape(-1, heads, dim)[:tokens]
+
+
+def _weigh(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights [..., rows, keys] @ values [..., at least as many keys, dim], tile by tile in order."""
+    keys = weights.shape[-1]
+    total = weights[..., :KEY_TILE] @ values[..., : min(KEY_TILE, keys), :]
+    for at in range(KEY_TILE, keys, KEY_TILE):
+        total += weights[..., at : at + KEY_TILE] @ values[..., at : at + KEY_TILE, :]
+    return total
 
 
 def paged_attention_reference(q: torch.Tensor, kv: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
