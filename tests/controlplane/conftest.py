@@ -12,10 +12,8 @@ from datetime import timedelta
 from typing import Any, Self
 
 import pytest
-import pytest_django
 import uvicorn
 from django.conf import settings
-from django.core.management import call_command
 from django.db import connection, connections
 from django.db.backends.signals import connection_created
 from django.utils import timezone
@@ -86,17 +84,8 @@ def fleet_alive(*, roles: tuple[tuple[str, str], ...] = (("w0", "prefill"), ("w1
         )
 
 
-@pytest.fixture(scope="module")
-def committed(django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[None]:
-    """Rows that other connections see. Emptied once at the module's end: a flush takes longer than most tests here."""
-    with django_db_blocker.unblock():
-        yield
-        call_command("flush", interactive=False, verbosity=0)
-        connection.close()
-
-
 @pytest.fixture
-def stage(committed: None, redis_url: str) -> Stage:
+def stage(transactional_db: None, redis_url: str) -> Stage:
     """Committed: for tests over HTTP. `cast` is the same in a transaction that is rolled back."""
     return stage_make()
 

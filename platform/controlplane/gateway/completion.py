@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -9,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from django.db import InterfaceError, OperationalError
 from django.db.models.functions import Now
 
-from controlplane.errors import ApiError, RequestFailed
+from controlplane.errors import ApiError, Overloaded, RequestFailed
 from controlplane.gateway import limits
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.threads import in_database
@@ -21,6 +23,8 @@ from inference.database import tenant_scope
 from inference.requests.models import FINAL, InferenceRequest, State
 from inference.streams import STREAM_LOST, Subscription
 from inference.submit import cancel
+
+log = logging.getLogger("brigade.gateway")
 
 # What ends a request, as a status for clients that do not stream. Anything else is a 500.
 _STATUS = {"deadline_exceeded": 504, "request_expired": 504, "request_cancelled": 499, "no_workers": 503, "overloaded": 503}
@@ -77,8 +81,12 @@ class Completion:
         return entry
 
     async def _end_by_row(self) -> ApiError | None:
-        """The stream may have lost its end: the row knows."""
-        row = await in_database(request_row_state, self.key.tenant_id, self.request_id)
+        """The stream may have lost its end: the row knows. While the database is away nothing is known: the stream waits on."""
+        try:
+            row = await in_database(request_row_state, self.key.tenant_id, self.request_id)
+        except (OperationalError, InterfaceError, Overloaded) as error:
+            log.warning("the row of %s cannot be read: %s", self.request_id, error)
+            return None
         if row is None or row.state == State.DONE:
             return _failed(STREAM_LOST, "The end of the stream was lost; repeat the request.")
         if row.state in FINAL:

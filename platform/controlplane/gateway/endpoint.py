@@ -9,11 +9,20 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, cast
 
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.utils import timezone
 
 from controlplane.admission.limiter import RateState
-from controlplane.errors import ApiError, InternalError, InvalidApiKey, MethodNotAllowed, OrganisationSuspended, error_response
+from controlplane.errors import (
+    ApiError,
+    InternalError,
+    InvalidApiKey,
+    MethodNotAllowed,
+    OrganisationSuspended,
+    Overloaded,
+    error_response,
+)
 from controlplane.gateway import limits
 from controlplane.gateway.handler import ClientGone, GatewayRequest, Inbox
 from controlplane.gateway.runtime import Runtime, runtime
@@ -91,6 +100,8 @@ def endpoint(method: str = "") -> Callable[[View[P]], DjangoView]:
                 return JsonResponse({}, status=499)  # nobody reads it
             except ApiError as error:
                 response = error_response(error)
+            except (OperationalError, InterfaceError) as error:
+                response = error_response(Overloaded("The server is busy. Try again in a moment.", detail=f"database: {error}"))
             except Exception:
                 log.exception("unexpected error in request %s", call.id)
                 response = error_response(InternalError())
@@ -107,8 +118,8 @@ async def _finished(call: Call, response: HttpResponseBase, method: str) -> Http
         response[name] = value
     if response.status_code == 405:
         response["Allow"] = method
-    if response.status_code in (408, 413):
-        response["Connection"] = "close"  # the rest of the body is not wanted
+    if method == "POST" and not call.inbox.body_was_read:
+        response["Connection"] = "close"  # what may still come is not wanted
     return response
 
 

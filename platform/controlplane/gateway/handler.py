@@ -35,6 +35,10 @@ class Inbox:
         self._receive = receive
         self._body_read = asyncio.Event()
 
+    @property
+    def body_was_read(self) -> bool:
+        return self._body_read.is_set()
+
     async def body(self, declared: str | None) -> bytes:
         """Raises BodyTooLarge before it has kept more than the limit, BodyTooSlow, ClientGone."""
         if declared is not None and declared.isdecimal() and int(declared[:20]) > limits.BODY_BYTES:

@@ -6,6 +6,7 @@ import time
 import httpx2 as httpx
 import openai
 import pytest
+from django.db import OperationalError
 from openai import OpenAI
 
 from billing.holds.models import HoldAccount
@@ -124,6 +125,38 @@ def test_a_lost_end_is_found_in_the_row(
     worker.script = lambda job: job.say("Hel").fail("worker_lost", "The worker died.", announce=False)
     with pytest.raises(openai.APIError, match="The worker died"):
         list(client.chat.completions.create(model="tiny", messages=chat(), stream=stream))
+
+
+def test_a_database_that_is_away_for_a_while_does_not_end_a_stream(
+    client: OpenAI, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SILENCE_S", 0.05)
+    asked = []
+
+    def away(*_: object) -> None:
+        asked.append(1)
+        raise OperationalError("server closed the connection")
+
+    def script(job: Job) -> None:
+        job.say("Hel")
+        wait_for(lambda: len(asked) > 1)
+        job.say("lo").done()
+
+    monkeypatch.setattr("controlplane.gateway.completion.request_row_state", away)
+    worker.script = script
+    assert client.chat.completions.create(model="tiny", messages=chat()).choices[0].message.content == "Hello"
+
+
+def test_a_database_that_is_away_at_admission_is_503_and_frees_all(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise OperationalError("server closed the connection")
+
+    monkeypatch.setattr("controlplane.gateway.chat.request_admit", away)
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="tiny", messages=chat())
+    assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+    assert "connection" not in str(caught.value)
+    assert open_requests() == 0
 
 
 def test_a_finished_request_whose_finish_entry_is_lost_is_an_error_and_no_clean_end(
