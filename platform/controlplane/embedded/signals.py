@@ -28,7 +28,9 @@ class Signals:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only wakes `wait`
         for number in STOPPING:
-            signal.signal(number, self._stop)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: a closed terminal shall not stop it
+                signal.signal(number, self._stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *STOPPING})
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.requests += 1
