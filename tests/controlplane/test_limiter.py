@@ -8,9 +8,8 @@ from dataclasses import replace
 import httpx2 as httpx
 import pytest
 import pytest_asyncio
-from redis.asyncio import Redis
 
-from controlplane.admission.limiter import Limiter, duration
+from controlplane.admission.limiter import Limiter, duration, limiter_connections
 from controlplane.errors import RateLimitExceeded, RequestAboveRateLimit
 from controlplane.keys.models import ApiKey
 from controlplane.keys.verification import KeyRecord
@@ -25,18 +24,24 @@ def key() -> KeyRecord:
 
 @pytest_asyncio.fixture
 async def limiter(redis_url: str) -> AsyncIterator[Limiter]:
-    redis = Redis.from_url(redis_url)
+    redis = limiter_connections(redis_url)
     yield Limiter(redis)
     await redis.aclose()
 
 
 async def test_parallel_requests_never_pass_a_limit_together(limiter: Limiter, key: KeyRecord, redis_url: str) -> None:
     """Two limiters stand for two gateways."""
-    other = Limiter(Redis.from_url(redis_url))
+    redis = limiter_connections(redis_url)
+    other = Limiter(redis)
     takes = [one.take(key, request_id=uuid.uuid4(), tokens=1, lease_s=60) for one in (limiter, other) for _ in range(50)]
     verdicts = [state.verdict for state in await asyncio.gather(*takes)]
     assert verdicts.count("ok") == 5  # the limit on requests at once
-    await other._take.registered_client.aclose()
+    await redis.aclose()
+
+
+async def test_a_burst_waits_for_a_connection_and_is_not_refused(limiter: Limiter, key: KeyRecord) -> None:
+    states = await asyncio.gather(*(limiter.look(key) for _ in range(300)))
+    assert {state.verdict for state in states} == {"ok"}
 
 
 async def test_tokens_are_taken_ahead_and_what_was_not_used_comes_back_once(limiter: Limiter, key: KeyRecord) -> None:

@@ -11,11 +11,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from controlplane.errors import Overloaded, RateLimitExceeded, RequestAboveRateLimit
-from controlplane.gateway.limits import RATE_WINDOW_S
+from controlplane.gateway.limits import LIMITER_CONNECTIONS, RATE_WINDOW_S
 from controlplane.keys.verification import KeyRecord
 
 Verdict = Literal["ok", "requests", "tokens", "concurrent", "size"]
@@ -132,6 +132,14 @@ def duration(seconds: float) -> str:
         return f"{milliseconds / 1_000:g}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest}s"
+
+
+def limiter_connections(redis_url: str) -> Redis:
+    """A few connections that a burst waits for: the client's ordinary pool refuses the 101st command at once."""
+    pool = BlockingConnectionPool.from_url(
+        redis_url, max_connections=LIMITER_CONNECTIONS, timeout=5, socket_timeout=5, socket_connect_timeout=2
+    )
+    return Redis.from_pool(pool)
 
 
 class Limiter:

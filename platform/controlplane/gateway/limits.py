@@ -31,6 +31,7 @@ SEND_S = 30.0  # a client that takes no byte for so long is gone
 # Work inside the process
 DATABASE_THREADS = 8
 DATABASE_WAITING = 512  # calls that wait for a database thread
+LIMITER_CONNECTIONS = 16
 TEXT_THREADS = 2
 TEXT_INLINE_BYTES = 4_096  # longer text is tokenised in a thread
 TEXT_WAITING = 64

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from django.conf import settings
-from redis.asyncio import Redis
 
 from billing.pricing.selectors import Tariff
-from controlplane.admission.limiter import Limiter
+from controlplane.admission.limiter import Limiter, limiter_connections
 from controlplane.admission.services import tariff_now
 from controlplane.catalog.models import ServedModel
 from controlplane.catalog.selectors import served_models, service_tiers
@@ -78,7 +77,7 @@ class Runtime:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.redis = Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=2)
+        self.redis = limiter_connections(settings.REDIS_URL)
         self.limiter = Limiter(self.redis)
         self.open_requests = 0
         self.catalogue: Fresh[None, Catalogue] = Fresh(lambda _: in_database(_catalogue), limits.CATALOGUE_CACHE_S)
