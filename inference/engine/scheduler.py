@@ -91,7 +91,7 @@ class Scheduler:
     def _admit_waiting(self) -> None:
         held_back: list[Sequence] = []
         for sequence in list(self.waiting):
-            if self._backlog() >= self.config.step_tokens or any(one.bypassed >= MAX_BYPASSES for one in held_back):
+            if self._demand_before(sequence) >= self.config.step_tokens or any(one.bypassed >= MAX_BYPASSES for one in held_back):
                 return
             if not (self._admit(sequence) or (self._make_room(sequence) and self._admit(sequence))):
                 held_back.append(sequence)
@@ -99,8 +99,9 @@ class Scheduler:
             for one in held_back:
                 one.bypassed += 1
 
-    def _backlog(self) -> int:
-        return sum(sequence.pending for sequence in self.running if sequence.pending > 1)
+    def _demand_before(self, sequence: Sequence) -> int:
+        """Rows that running requests which go first would take of the next step: blocks are not taken long before their turn."""
+        return sum(min(one.pending, self.config.chunk_tokens) for one in self.running if one.rank < sequence.rank)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Looks the prompt up and takes the blocks that are missing; all or nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from inference.engine.models.llama import LayerWeights, LlamaConfig, LlamaWeights
 from inference.text import ModelFolderError
+from inference.text.gguf_metadata import read_metadata, read_tensor_table
 
 READABLE = (Kind.F32, Kind.F16, Kind.Q4_1, Kind.Q8_0)
 
@@ -20,18 +22,19 @@ class GGUFWeights:
     """Raises `ModelFolderError` where the file is damaged, of another architecture, or holds what we cannot read."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._reader: Any = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError) as error:
-            raise ModelFolderError("The model file cannot be read.", detail=f"{path.name}: {error}") from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        if self._field("general.architecture") != "llama":
-            raise ModelFolderError("Only the Llama architecture is supported.", detail=str(self._field("general.architecture")))
+        self._metadata = read_metadata(path)
+        self._tensors = read_tensor_table(path)
+        if self._metadata.get("general.architecture") != "llama":
+            raise ModelFolderError(
+                "Only the Llama architecture is supported.", detail=str(self._metadata.get("general.architecture"))
+            )
+        with path.open("rb") as file:
+            self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
 
     def config(self) -> LlamaConfig:
         heads, width = int(self._llama("attention.head_count")), int(self._llama("embedding_length"))
         return LlamaConfig(
-            vocabulary_size=int(self._tensor("token_embd.weight").shape[1]),
+            vocabulary_size=int(self._shape("token_embd.weight")[0]),
             width=width,
             layers=int(self._llama("block_count")),
             heads=heads,
@@ -44,8 +47,9 @@ class GGUFWeights:
         )
 
     def weights(self, config: LlamaConfig) -> LlamaWeights:
-        if self._field("llama.rope.scaling.type") not in (None, "none"):
-            raise ModelFolderError("Scaled rotary positions are not supported.", detail=str(self._field("llama.rope.scaling.type")))
+        scaling = self._metadata.get("llama.rope.scaling.type", "none")
+        if scaling != "none":
+            raise ModelFolderError("Scaled rotary positions are not supported.", detail=str(scaling))
         return LlamaWeights(
             embedding=self._matrix("token_embd.weight", config.vocabulary_size, config.width),
             layers=tuple(self._layer(config, index) for index in range(config.layers)),
@@ -76,26 +80,28 @@ class GGUFWeights:
         return self._read(name, (outputs, inputs))
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = self._tensor(name)
-        if tensor.tensor_type not in READABLE or tuple(reversed(tensor.shape.tolist())) != shape:
-            raise ModelFolderError("A tensor is of an unsupported kind.", detail=f"{name}: {tensor.tensor_type!r} {tensor.shape}")
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        place = self._tensors.get(name)
+        if place is None or place.shape != shape or place.kind not in READABLE:
+            raise ModelFolderError("A tensor is missing or of an unsupported kind.", detail=f"{name}: {place}")
+        values_per_unit, unit_bytes = gguf.GGML_QUANT_SIZES[Kind(place.kind)]
+        row_bytes = shape[-1] // values_per_unit * unit_bytes
+        rows = shape[0] if len(shape) == 2 else 1
+        raw = self._bytes[place.offset : place.offset + row_bytes * rows]
+        if shape[-1] % values_per_unit or raw.size != row_bytes * rows:
+            raise ModelFolderError("The model file is damaged.", detail=f"{name} is cut off")
+        values = gguf.dequantize(raw.reshape(-1, row_bytes), Kind(place.kind))
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C").reshape(shape))
 
-    def _tensor(self, name: str) -> Any:
+    def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
             raise ModelFolderError("The model file lacks a tensor.", detail=name)
-        return self._tensors[name]
+        return self._tensors[name].shape
 
     def _llama(self, key: str, default: object = None) -> Any:
-        value = self._field(f"llama.{key}")
-        if value is None and default is None:
+        value = self._metadata.get(f"llama.{key}", default)
+        if value is None:
             raise ModelFolderError("The model file lacks a value.", detail=f"llama.{key}")
-        return default if value is None else value
-
-    def _field(self, key: str) -> Any:
-        field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        return value
 
 
 def half_split(weight: torch.Tensor, heads: int) -> torch.Tensor:
