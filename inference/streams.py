@@ -199,7 +199,8 @@ class StreamReader:
         self._wake_id = "0"
         self._subscriptions: dict[str, Subscription] = {}
         self._task: asyncio.Task[None] | None = None
-        self._waking: set[asyncio.Task[None]] = set()
+        self._waking: asyncio.Task[None] | None = None
+        self._wake_again = False
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="stream reader")
@@ -221,13 +222,16 @@ class StreamReader:
         self._subscriptions.pop(subscription.key, None)
 
     def wake(self) -> None:
-        task = asyncio.create_task(self._wake())
-        self._waking.add(task)
-        task.add_done_callback(self._waking.discard)
+        """A burst of subscriptions needs one or two wakes, not one each."""
+        self._wake_again = True
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._wake())
 
     async def _wake(self) -> None:
-        with contextlib.suppress(RedisError):  # the reader's own loop reports and repeats
-            await self._redis.xadd(self._wake_key, {"w": ""}, maxlen=4)
+        with contextlib.suppress(RedisError, OSError):  # the reader's own loop reports and repeats
+            while self._wake_again:
+                self._wake_again = False
+                await self._redis.xadd(self._wake_key, {"w": ""}, maxlen=4)
             await self._redis.expire(self._wake_key, SIGNAL_S)
 
     async def _run(self) -> None:

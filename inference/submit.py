@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from inference.contracts import ErrorEntry, Submission
-from inference.database import QUEUE_CHANNEL, notify, query, tenant_scope
+from inference.database import tenant_scope
 from inference.requests.models import State
 from inference.requests.transitions import request_cancel_flag, request_create, request_end_unowned
 from inference.streams import StreamWriter, signal_cancel
@@ -16,9 +16,7 @@ CANCELLED_MESSAGE = "The request was cancelled."
 
 def submit(submission: Submission) -> None:
     """Writes the queued row inside the caller's transaction; at its commit the dispatcher is told. The broker is not waited for."""
-    [(now,)] = query("SELECT clock_timestamp()")
-    request_create(submission, created_at=now)
-    notify(QUEUE_CHANNEL)
+    request_create(submission)
 
 
 def cancel(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> bool:

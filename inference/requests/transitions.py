@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from django.db import transaction
@@ -25,9 +24,9 @@ from inference.contracts import (
     SamplingParams,
     Submission,
 )
-from inference.database import QUEUE_CHANNEL, execute, notify, query_one
+from inference.database import QUEUE_CHANNEL, execute, notify, query, query_one
 from inference.kvdirectory.services import handoff_publish, handoff_release
-from inference.requests.models import OPEN, InferenceRequest, RequestBody, RequestEvent, State
+from inference.requests.models import OPEN, State
 from inference.usage.services import usage_write
 
 
@@ -70,34 +69,48 @@ class Claim:
     handoff: HandOffTicket | None
 
 
-def request_create(submission: Submission, created_at: datetime) -> None:
-    """Writes the queued row, its body and its first event. The caller's transaction makes it visible."""
-    request_id = uuid.UUID(submission.request_id)
-    tenant_id = uuid.UUID(submission.tenant_id)
-    InferenceRequest.objects.create(
-        id=request_id,
-        tenant_id=tenant_id,
-        project_id=submission.project_id,
-        key_id=submission.key_id,
-        model=submission.model,
-        service_tier=submission.policy.tier,
-        policy=submission.policy.to_json(),
-        priority=submission.policy.priority,
-        labels=submission.labels,
-        stream=submission.stream,
-        prompt_tokens=len(submission.prompt_ids),
-        max_tokens=submission.sampling.max_tokens,
-        created_at=created_at,
-        deadline_at=created_at + timedelta(seconds=submission.policy.deadline_s),
+def request_create(submission: Submission) -> None:
+    """Writes the queued row, its body and its first event; the caller's commit makes them visible and wakes the dispatcher."""
+    query(
+        """
+        WITH fresh AS (
+            INSERT INTO inference_request
+                   (id, tenant_id, project_id, key_id, model, service_tier, policy, priority, labels, stream,
+                    prompt_tokens, max_tokens, created_at, deadline_at, state, epoch, attempt, path_reason,
+                    completion_tokens, finish_reasons, error_code, error_message, timing)
+            SELECT %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+                   now.at, now.at + make_interval(secs => %s), 'queued', 0, 1, '', 0, '{}', '', '', '{}'
+              FROM (SELECT clock_timestamp() AS at) AS now
+         RETURNING id, tenant_id, state, epoch, created_at
+        ), body AS (
+            INSERT INTO inference_request_body (request_id, tenant_id, prompt_ids, sampling, scope_salt, written_at)
+            SELECT id, tenant_id, %s, %s, %s, created_at FROM fresh
+        ), noted AS (
+            INSERT INTO inference_request_event (request_id, tenant_id, state, at, epoch, worker, detail)
+            SELECT id, tenant_id, state, created_at, epoch, '', '' FROM fresh
+        )
+        SELECT pg_notify(%s, '') FROM fresh
+        """,
+        [
+            submission.request_id,
+            submission.tenant_id,
+            submission.project_id,
+            submission.key_id,
+            submission.model,
+            submission.policy.tier,
+            Jsonb(submission.policy.to_json()),
+            submission.policy.priority,
+            Jsonb(submission.labels),
+            submission.stream,
+            len(submission.prompt_ids),
+            submission.sampling.max_tokens,
+            submission.policy.deadline_s,
+            list(submission.prompt_ids),
+            Jsonb(submission.sampling.to_json()),
+            submission.scope_salt,
+            QUEUE_CHANNEL,
+        ],
     )
-    RequestBody.objects.create(
-        request_id=request_id,
-        tenant_id=tenant_id,
-        prompt_ids=list(submission.prompt_ids),
-        sampling=submission.sampling.to_json(),
-        scope_salt=submission.scope_salt,
-    )
-    RequestEvent.objects.create(request_id=request_id, tenant_id=tenant_id, state=State.QUEUED, at=created_at, epoch=0)
 
 
 def request_offer(

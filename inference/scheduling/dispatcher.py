@@ -21,7 +21,7 @@ from django.db import connection
 from inference.coordination.configuration import Configuration
 from inference.coordination.heartbeat import beat
 from inference.coordination.leases import lease_drop, lease_take
-from inference.database import QUEUE_CHANNEL, query
+from inference.database import QUEUE_CHANNEL, execute, query
 from inference.kvdirectory.extents import extent_digests
 from inference.kvdirectory.selectors import overlap_by_worker
 from inference.requests.models import State
@@ -65,6 +65,7 @@ class Dispatcher:
         self._stop.set()
 
     def run(self) -> None:
+        execute("SET synchronous_commit = off")  # an offer that a crash forgets is made again
         with _listener() as listener:
             while not self._stop.is_set():
                 fence = self._fence()
@@ -79,7 +80,7 @@ class Dispatcher:
             self._held_fence = lease_take(name="dispatcher", holder=self.holder, seconds=LEASE_S)
             self._renewed_at = time.monotonic()
             if self._held_fence is not None:
-                beat("dispatcher", holder=self.holder)
+                beat("dispatcher", holder=self.holder, waiting=queue_length())
         return self._held_fence
 
     def dispatch(self, fence: int) -> int:
@@ -142,6 +143,11 @@ def _charge(row: QueueRow, placement: Placement, workers: list[WorkerView]) -> N
             by_slot[placement.decode_worker].take(row.waiting.whole_blocks)
     elif placement.slot != row.decode_worker:
         by_slot[placement.slot].take(row.waiting.whole_blocks)
+
+
+def queue_length() -> int:
+    [(waiting,)] = query("SELECT count(*) FROM inference_request WHERE state = 'queued'")
+    return int(waiting)
 
 
 def queue_read(limit: int) -> list[QueueRow]:

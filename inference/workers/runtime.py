@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from inference.contracts import PoolCounters
 from inference.coordination.registry import LEASE_S, SlotTaken, worker_drain, worker_leave, worker_register, worker_renew
+from inference.database import execute
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
 from inference.engine.loading import load_model
@@ -151,6 +152,7 @@ class WorkerRuntime:
         return time.monotonic() < self._spoken_until
 
     def _pulse_all(self) -> None:
+        execute("SET synchronous_commit = off")  # a renewal that a crash forgets comes again in a second
         while not self._stopping.wait(PULSE_S):
             try:
                 self._pulse()

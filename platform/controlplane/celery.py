@@ -10,7 +10,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.main")
 
 app = Celery("brigade")
 app.config_from_object("django.conf:settings", namespace="CELERY")
+# Not inference.workers: its task loads torch, and `manage.py worker` imports it where it is served.
 app.autodiscover_tasks(
-    ["inference.workers", "inference.coordination", "inference.requests", "billing.holds", "billing.metering", "billing.invoices"],
+    ["inference.coordination", "inference.requests", "billing.holds", "billing.metering", "billing.invoices"],
     related_name="tasks",
 )

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference.coordination.registry import SlotTaken
+from inference.workers import tasks  # noqa: F401  (makes the doorway known to Celery)
 from inference.workers.consumer import consume
 from inference.workers.runtime import WorkerOptions, WorkerRuntime
 

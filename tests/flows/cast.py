@@ -1,0 +1,104 @@
+"""What the flow tests share: the official client, the oracle, and a look behind the curtain."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import openai
+import psycopg
+
+from inference.contracts import SamplingParams
+from inference.engine.loading import load_model
+from inference.engine.models.base import LanguageModel
+from inference.engine.reference import reference
+from inference.text import ChatMessage, ModelText, open_text
+from inference.text.model_files import ensure_oracle
+from tests.flows.conftest import Stack
+
+PATIENCE_S = 10.0
+
+T = TypeVar("T")
+
+
+def client(stack: Stack, *, api_key: str | None = None) -> openai.OpenAI:
+    return openai.OpenAI(base_url=stack.base_url, api_key=api_key or stack.api_key, max_retries=0, timeout=60)
+
+
+def say(content: str) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+@functools.cache
+def tiny(folder: Path) -> tuple[LanguageModel, ModelText]:
+    path = ensure_oracle("tiny", folder)
+    return load_model(path), open_text(path)
+
+
+@functools.cache
+def expected(content: str, max_tokens: int, folder: Path = Path("/tmp/brigade-oracle")) -> str:
+    """The text that the tiny model must answer, greedily: no batch, no cache, no pages."""
+    model, text = tiny(folder)
+    prompt_ids = text.render_chat([ChatMessage("user", content)])
+    ids = reference(model, prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0), eos_ids=text.eos_ids)
+    return text.decode([token_id for token_id in ids if token_id not in text.eos_ids])
+
+
+def ask(stack: Stack, content: str, max_tokens: int = 24, **more: Any) -> Any:
+    return client(stack).chat.completions.create(
+        model="tiny", messages=say(content), max_tokens=max_tokens, temperature=more.pop("temperature", 0), **more
+    )
+
+
+def stream(stack: Stack, content: str, max_tokens: int = 24, **more: Any) -> Iterator[Any]:
+    return iter(ask(stack, content, max_tokens, stream=True, stream_options={"include_usage": True}, **more))
+
+
+def text_of(chunks: Iterator[Any]) -> str:
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+def receipt(stack: Stack, request_id: str) -> dict[str, Any]:
+    return cast(dict[str, Any], client(stack).get(f"/requests/{request_id}", cast_to=dict))
+
+
+def rated(stack: Stack, request_id: str) -> dict[str, Any]:
+    return until(lambda: receipt(stack, request_id), lambda found: found["lines"] is not None)
+
+
+def until(read: Callable[[], T], good: Callable[[T], bool], patience_s: float = PATIENCE_S) -> T:
+    deadline = time.monotonic() + patience_s
+    while not good(found := read()):
+        assert time.monotonic() < deadline, f"still {found}"
+        time.sleep(0.05)
+    return found
+
+
+def database(stack: Stack) -> psycopg.Connection[Any]:
+    return psycopg.connect(stack.env.get("DATABASE_URL") or stack.data.database_url, autocommit=True)
+
+
+def pools(stack: Stack) -> list[dict[str, int]]:
+    with database(stack) as connection:
+        return [pool for (pool,) in connection.execute("SELECT pool FROM coordination_worker WHERE state = 'ready'")]
+
+
+def wait_until_idle(stack: Stack) -> None:
+    """No block is held anywhere once nothing runs: on the prefill side too."""
+    until(lambda: pools(stack), lambda found: all(pool["held"] == pool["quarantined"] == 0 for pool in found))
+
+
+def kill_worker(stack: Stack, slot: str) -> None:
+    with database(stack) as connection:
+        row = connection.execute("SELECT pid FROM coordination_worker WHERE slot = %s", [slot]).fetchone()
+    assert row is not None
+    os.kill(row[0], signal.SIGKILL)
+
+
+def wait_until_ready(stack: Stack, patience_s: float = 40.0) -> None:
+    until(lambda: stack.get("/readyz")[0], lambda status: status == 200, patience_s)
