@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.embedded.paths import DataFolder
 from controlplane.settings import env
+from controlplane.settings.console import console_settings
 from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
 from controlplane.settings.logs import logging_settings
 from controlplane.settings.queues import celery_settings
@@ -91,7 +92,7 @@ CONSOLE_MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
-MIDDLEWARE = CONSOLE_MIDDLEWARE
+globals().update(console_settings(CONSOLE_MIDDLEWARE))
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
