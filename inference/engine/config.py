@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class EngineConfig:
     """`step_tokens` bounds the rows of a step, `chunk_tokens` one prompt's share of it, so that decoding requests are not held up.
 
-    `sub_chunk_tokens` is the step of a prompt that has the engine for itself: aborts are looked at in between, so it should take at
-    most half a second.
+    `sub_chunk_tokens` is the longest step of a prompt that has the engine for itself: aborts are looked at in between, so it is cut
+    down where it takes more than half a second.
     """
 
     blocks: int

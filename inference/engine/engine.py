@@ -151,6 +151,7 @@ class Engine:
         for chunk in plan:
             chunk.sequence.usage.start(now_us)
         logits = self._runner.run(plan)
+        self._scheduler.took(plan, self._clock_us() - now_us)
         return events + self._postprocess(plan, logits)
 
     @property

@@ -18,6 +18,7 @@ from inference.engine.config import EngineConfig
 from inference.engine.sequence import Sequence, State
 
 MAX_PREEMPTIONS = 2
+SUB_CHUNK_US = 500_000  # a piece of a whole run should take no longer
 MAX_BYPASSES = 8  # so often may smaller requests overtake one that does not fit now
 
 
@@ -41,6 +42,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.reserved = 0
+        self.sub_chunk = config.sub_chunk_tokens
 
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
@@ -65,7 +67,7 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         whole = self._whole()
         if whole is not None:
-            return [Chunk(whole, whole.kv_tokens, min(whole.pending, self.config.sub_chunk_tokens))]
+            return [Chunk(whole, whole.kv_tokens, min(whole.pending, self.sub_chunk))]
         self._admit_waiting()
         decodes = list(self._decodes())
         return decodes + list(self._prefills(self.config.step_tokens - len(decodes)))
@@ -73,7 +75,10 @@ class Scheduler:
     # -- the prompt that is alone ----------------------------------------------------------------------------------------------
 
     def _whole(self) -> Sequence | None:
-        """A prompt that began alone and is not complete; unless somebody more important has come."""
+        """A prompt that began alone and is not complete.
+
+        Others' prompts wait for it; somebody more important does not, nor does a request that is decoding.
+        """
         everybody = self.running + self.waiting
         if len(everybody) == 1:
             self._admit_waiting()
@@ -83,8 +88,18 @@ class Scheduler:
         if whole is None:
             return None
         urgent = any(other.request.priority < whole.request.priority for other in everybody)
+        urgent = urgent or any(other.pending == 1 for other in self.running)
         whole.whole = whole.pending > 1 and not urgent
         return whole if whole.whole else None
+
+    def took(self, plan: list[Chunk], duration_us: int) -> None:
+        """Fits the pieces of a whole run to this machine and to the context that they read."""
+        if not plan or not plan[0].sequence.whole:
+            return
+        if duration_us > SUB_CHUNK_US:
+            self.sub_chunk = max(1, self.sub_chunk // 2)
+        elif duration_us < SUB_CHUNK_US // 4:
+            self.sub_chunk = min(self.config.sub_chunk_tokens, self.sub_chunk * 2)
 
     # -- admission -------------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -54,6 +55,42 @@ def test_somebody_more_important_ends_the_whole_run(monkeypatch: pytest.MonkeyPa
     one.add(request("vip", prompt(20), priority=1))
     one.step()
     assert seen[1] == [("vip", 0, 16), ("a", 64, 16)]
+
+
+def test_tokens_of_a_decoding_request_do_not_wait_for_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, ids = engine(chunk_tokens=16, sub_chunk_tokens=64, step_tokens=64), prompt(20, seed=1)
+    assert one.reserve(request("d", ids, phase="decode", forced=expected(ids)[:1])) is not None
+    seen = plans(one, monkeypatch)
+    one.add(request("a", prompt(150)))
+    one.step()
+    one.admit("d")
+    one.step()
+    assert seen == [[("a", 0, 64)], [("d", 20, 1), ("a", 64, 16)]]
+
+
+def test_pieces_of_a_whole_run_are_cut_to_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_us, per_token_us = 0, 10_000
+
+    def clock() -> int:
+        return time_us
+
+    one = engine(blocks=128, sub_chunk_tokens=256, clock_us=clock)
+    seen = plans(one, monkeypatch)
+    forward = support.tiny().forward
+
+    def slow(batch: Any, pool: Any) -> Any:
+        nonlocal time_us
+        time_us += per_token_us * len(batch.ids)
+        return forward(batch, pool)
+
+    monkeypatch.setattr(support.tiny(), "forward", slow)
+    one.add(request("a", prompt(1500)))
+    for _ in range(6):
+        one.step()
+    per_token_us = 500
+    for _ in range(4):
+        one.step()
+    assert [plan[0][2] for plan in seen] == [256, 128, 64, 32, 32, 32, 32, 64, 128, 256]
 
 
 def test_an_abort_between_two_pieces_of_a_whole_run_ends_it() -> None:
