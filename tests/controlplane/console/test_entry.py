@@ -165,8 +165,11 @@ async def test_under_asgi_a_page_is_made_by_the_system_role(monkeypatch: pytest.
         return {}
 
     monkeypatch.setattr(kv, "kv_page", spy)
-    operator = await sync_to_async(user_create)(email="operator@brigade.test", password=None, is_staff=True)
-    client = AsyncClient()
-    await client.aforce_login(operator)
-    assert (await client.get(address("kv"))).status_code == 200
+    try:
+        operator = await sync_to_async(user_create)(email="operator@brigade.test", password=None, is_staff=True)
+        client = AsyncClient()
+        await client.aforce_login(operator)
+        assert (await client.get(address("kv"))).status_code == 200
+    finally:
+        await sync_to_async(connections.close_all)()  # of the other thread
     assert roles == [("brigade_system",)]
