@@ -23,7 +23,9 @@ ClaimRequest = Callable[..., Claim]
 
 @pytest.fixture
 def make_request(db: None) -> MakeRequest:
-    def make(*, prompt: tuple[int, ...] = tuple(range(1, 21)), max_tokens: int = 8, policy: ClassPolicy | None = None) -> InferenceRequest:
+    def make(
+        *, prompt: tuple[int, ...] = tuple(range(1, 21)), max_tokens: int = 8, policy: ClassPolicy | None = None
+    ) -> InferenceRequest:
         request_id = new_request_id()
         submit(
             Submission(
@@ -47,7 +49,14 @@ def make_request(db: None) -> MakeRequest:
 def register(slot: str, *roles: str) -> int:
     pool = PoolCounters(free=64, cached=0, held=0, quarantined=0, total=64)
     return worker_register(
-        slot=slot, roles=roles, model="tiny", layout=LAYOUT, device="cpu", arena=slot + "-{epoch}.kv", pool=pool, load={"max_running": 8}
+        slot=slot,
+        roles=roles,
+        model="tiny",
+        layout=LAYOUT,
+        device="cpu",
+        arena=slot + "-{epoch}.kv",
+        pool=pool,
+        load={"max_running": 8},
     )
 
 

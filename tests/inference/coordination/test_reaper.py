@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from inference.contracts import ClassPolicy
-from inference.coordination import reaper
 from inference.coordination.models import Worker
 from inference.coordination.reaper import MAX_ATTEMPTS, reap
 from inference.database import execute
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def streams_in_test_valkey(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(redis_url)
-    monkeypatch.setattr(reaper.StreamWriter, "shared", staticmethod(lambda: writer))
+    monkeypatch.setattr(StreamWriter, "shared", staticmethod(lambda: writer))
 
 
 def kill(slot: str) -> None:
@@ -34,7 +33,7 @@ def state_of(request: InferenceRequest) -> str:
     return request.state
 
 
-def test_requests_of_a_dead_worker_are_queued_again_with_a_new_attempt(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+def test_requests_of_a_dead_worker_are_queued_again(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
     register("prefill-0", "prefill")
     request = make_request()
     claim_request(request, "prefill-0")

@@ -54,7 +54,7 @@ def test_an_offer_needs_the_leaders_present_fence(make_request: MakeRequest, cla
     assert not offered
 
 
-def test_a_request_is_claimed_once_and_only_by_whom_it_was_offered_to(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+def test_a_request_is_claimed_once_and_by_whom_it_was_offered_to(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
     request = make_request()
     claim = claim_request(request, "prefill-0")
     assert claim.owner.epoch == 1
@@ -77,7 +77,7 @@ def test_prefill_hands_over_and_decode_reads_what_it_left(make_request: MakeRequ
     assert claim.handoff.layout == LAYOUT
 
 
-def test_the_end_writes_state_usage_and_outbox_and_closes_the_hand_off(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+def test_the_end_writes_state_usage_and_outbox_and_closes_all(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
     register("prefill-0", "prefill")
     request = make_request()
     publish(claim_request(request, "prefill-0"))
@@ -132,7 +132,7 @@ def test_a_requeue_of_a_request_that_ended_does_nothing(make_request: MakeReques
     assert request_requeue(request_id=request.id, owner="prefill-0", owner_epoch=1, detail="lost") is None
 
 
-def test_a_usage_row_that_cannot_be_written_leaves_the_request_running(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+def test_a_usage_row_that_is_refused_leaves_the_request_running(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
     request = make_request()
     claim = claim_request(request, "prefill-0")
     with pytest.raises(IntegrityError), transaction.atomic():

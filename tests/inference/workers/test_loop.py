@@ -1,0 +1,174 @@
+"""A request on its way through two workers: the right tokens, the right usage, and no block left behind, whatever happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inference.contracts import ClassPolicy
+from inference.kvdirectory.models import HandOff
+from inference.requests.models import InferenceRequest, State
+from inference.requests.transitions import request_cancel_flag, request_end_unowned, request_requeue
+from inference.usage.models import Meter, UsageRow
+from tests.inference.conftest import MakeRequest
+from tests.inference.workers.conftest import Kitchen
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SHORT = (72, 105, 33, 10, 65)
+LONG = tuple(range(40, 100)) * 5
+
+
+def usage(request: InferenceRequest) -> dict[str, int]:
+    return dict(UsageRow.objects.filter(request_id=request.id).values_list("meter", "quantity"))
+
+
+@pytest.mark.parametrize("length", [1, 5, 15, 16, 17, 32, 33, 300])
+def test_a_prompt_of_any_length_can_be_split(kitchen: Kitchen, make_request: MakeRequest, length: int) -> None:
+    request = make_request(prompt=LONG[:length], max_tokens=20)
+    kitchen.give(request, "prefill-0")
+    kitchen.wait(request, State.READY)
+    kitchen.give(request, "decode-0")
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(LONG[:length], 20)
+    metered = usage(request)
+    assert metered[Meter.PREFILL_COMPUTED] == length
+    assert Meter.RECOMPUTED not in metered
+    assert metered[Meter.DECODE] == request.completion_tokens == len(kitchen.ids(request))
+    kitchen.stations["prefill-0"].loop.release(str(request.id))  # what the signal would do
+    kitchen.wait_idle()
+
+
+def test_fused_needs_one_worker(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=SHORT, max_tokens=20)
+    kitchen.give(request, "prefill-0", path="fused")
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(SHORT, 20)
+    assert not HandOff.objects.exists()
+
+
+@pytest.mark.parametrize("damage", ["bytes", "generation", "file"])
+def test_pages_that_cannot_be_trusted_are_computed_again_at_our_cost(
+    kitchen: Kitchen, make_request: MakeRequest, damage: str
+) -> None:
+    request = make_request(prompt=LONG, max_tokens=20)
+    kitchen.give(request, "prefill-0")
+    kitchen.wait(request, State.READY)
+    arena = kitchen.stations["prefill-0"].arena
+    page = HandOff.objects.get(request_id=request.id).pages[3][0]
+    if damage == "bytes":
+        arena.pages[page][100:108] ^= np.uint8(0xFF)
+    elif damage == "generation":
+        arena.raise_generation(page)
+    else:
+        arena.remove()
+    kitchen.give(request, "decode-0")
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(LONG, 20)
+    assert request.timing["transfer_note"] in ("digest_differs", "generation_passed", "source_gone")
+    metered = usage(request)
+    assert metered[Meter.PREFILL_COMPUTED] == len(LONG)
+    assert metered[Meter.RECOMPUTED] == len(LONG)
+    assert not UsageRow.objects.get(request_id=request.id, meter=Meter.RECOMPUTED).billable
+
+
+def test_the_source_goes_on_by_itself_when_it_is_offered_its_own_pages(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=LONG, max_tokens=20)
+    kitchen.give(request, "prefill-0")
+    kitchen.wait(request, State.READY)
+    kitchen.give(request, "prefill-0", path="fused")
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(LONG, 20)
+    assert Meter.RECOMPUTED not in usage(request)
+    kitchen.wait_idle()
+
+
+def test_a_decode_worker_finds_shared_pages_in_its_own_cache_and_the_bill_does_not_call_them_cached(
+    kitchen: Kitchen, make_request: MakeRequest
+) -> None:
+    for expected_cached in (0, (len(LONG) - 1) // 16 * 16):
+        request = make_request(prompt=LONG, max_tokens=5)
+        kitchen.give(request, "prefill-0")
+        kitchen.wait(request, State.READY)
+        kitchen.give(request, "decode-0")
+        kitchen.wait(request, State.DONE)
+        assert kitchen.ids(request) == kitchen.expected(LONG, 5)
+        assert usage(request).get(Meter.PREFILL_CACHED, 0) == expected_cached
+        kitchen.stations["prefill-0"].loop.release(str(request.id))
+
+
+def test_a_cancel_while_decoding_stops_within_a_step_and_bills_what_was_made(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=(104, 105), max_tokens=900)
+    kitchen.give(request, "prefill-0", path="fused")
+    kitchen.until(lambda: len(kitchen.ids(request)) > 5)
+    kitchen.stations["prefill-0"].loop.cancel(str(request.id))
+    kitchen.stations["prefill-0"].loop.cancel(str(request.id))
+    kitchen.wait(request, State.CANCELLED)
+    assert 5 < request.completion_tokens < 900
+    assert usage(request)[Meter.DECODE] == request.completion_tokens
+    kitchen.wait_idle()
+
+
+def test_a_cancel_between_the_workers_frees_the_pages(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=LONG, max_tokens=20)
+    kitchen.give(request, "prefill-0")
+    kitchen.wait(request, State.READY)
+    request_cancel_flag(request_id=request.id)
+    request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="")
+    kitchen.stations["prefill-0"].loop.release(str(request.id))
+    kitchen.wait_idle()
+
+
+def test_a_zombie_writes_neither_state_nor_usage(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=SHORT, max_tokens=20)
+    claim = kitchen.give(request, "prefill-0", path="fused", start=False)
+    request_requeue(request_id=request.id, owner="prefill-0", owner_epoch=claim.owner.worker_epoch, detail="thought dead")
+    kitchen.stations["prefill-0"].loop.start_job(claim)
+    kitchen.until(lambda: len(kitchen.ids(request)) == len(kitchen.expected(SHORT, 20)))
+    successor = kitchen.give(request, "decode-0", path="fused", start=False)
+    assert successor.attempt == 2
+    kitchen.stations["decode-0"].loop.start_job(successor)
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(SHORT, 20)  # told twice, heard once
+    assert set(UsageRow.objects.filter(request_id=request.id).values_list("attempt", flat=True)) == {2}
+
+
+def test_a_request_over_its_deadline_expires_and_is_not_billed(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=(104, 105), max_tokens=1000, policy=ClassPolicy(deadline_s=0.3))
+    kitchen.give(request, "prefill-0", path="fused")
+    kitchen.wait(request, State.EXPIRED)
+    assert request.error_code == "deadline_exceeded"
+    assert not UsageRow.objects.filter(request_id=request.id, billable=True).exists()
+    kitchen.wait_idle()
+
+
+def test_a_request_that_can_never_fit_fails_and_says_so(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request = make_request(prompt=LONG, max_tokens=1700)
+    kitchen.give(request, "prefill-0", path="fused")
+    kitchen.wait(request, State.FAILED)
+    assert request.error_code == "kv_pool_too_small"
+
+
+def test_ids_outside_the_vocabulary_fail_that_request_only(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    good, bad = make_request(prompt=SHORT, max_tokens=20), make_request(prompt=(1, 10**6), max_tokens=20)
+    kitchen.give(good, "prefill-0", path="fused")
+    kitchen.give(bad, "prefill-0", path="fused")
+    kitchen.wait(bad, State.FAILED)
+    assert bad.error_code == "token_id_invalid"
+    kitchen.wait(good, State.DONE)
+    assert kitchen.ids(good) == kitchen.expected(SHORT, 20)
+
+
+def test_more_hand_offs_than_fit_wait_for_blocks_and_all_end_well(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    prompts = [tuple((base + step) % 250 for step in range(150)) for base in range(6)]
+    requests = [make_request(prompt=prompt, max_tokens=300) for prompt in prompts]
+    for request in requests:
+        kitchen.give(request, "prefill-0")
+        kitchen.wait(request, State.READY)
+    for request in requests:
+        kitchen.give(request, "decode-0")
+    for request, prompt in zip(requests, prompts, strict=True):
+        kitchen.wait(request, State.DONE)
+        assert kitchen.ids(request) == kitchen.expected(prompt, 300)
+        kitchen.stations["prefill-0"].loop.release(str(request.id))
+    kitchen.wait_idle()
