@@ -6,11 +6,14 @@ import warnings
 
 from celery import current_app
 from celery.platforms import SecurityWarning
+from celery.signals import task_prerun
+from django.db import close_old_connections
 
 
 def consume(*, queue: str, node: str, threads: int) -> None:
     """Returns after a warm shutdown. `node` must be unique per start: `%h` stands for the host."""
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root is dangerous with pickle; we take JSON only
+    task_prerun.connect(_drop_broken_connections)
     current_app.worker_main(
         [
             "--quiet",
@@ -24,3 +27,8 @@ def consume(*, queue: str, node: str, threads: int) -> None:
             "--loglevel=WARNING",
         ]
     )
+
+
+def _drop_broken_connections(**_: object) -> None:
+    """Connections outlive tasks; one that broke in between (the database restarted) is opened anew."""
+    close_old_connections()

@@ -32,22 +32,30 @@ K = TypeVar("K")
 
 
 class Fresh(Generic[K, T]):
-    """Copies that are younger than `ttl_s`. One load at a time for each key; a load that fails is not kept."""
+    """Copies that are younger than `ttl_s`. One load at a time for each key; a load that fails is not kept.
 
-    def __init__(self, load: Callable[[K], Awaitable[T]], ttl_s: float, most: int = 1) -> None:
+    For `stale_s` longer an old copy is still given, while a new one is on its way: nobody waits for what may be a little old.
+    """
+
+    def __init__(self, load: Callable[[K], Awaitable[T]], ttl_s: float, most: int = 1, *, stale_s: float = 0.0) -> None:
         self._load = load
         self._ttl_s = ttl_s
+        self._stale_s = stale_s
         self._most = most
         self._kept: dict[K, tuple[float, T]] = {}
         self._loading: dict[K, asyncio.Task[T]] = {}
 
-    async def get(self, key: K) -> T:
+    async def get(self, key: K, *, stale_allowed: bool = True) -> T:
         kept = self._kept.get(key)
-        if kept is not None and time.monotonic() < kept[0]:
+        now = time.monotonic()
+        if kept is not None and now < kept[0]:
             return kept[1]
         task = self._loading.get(key)
         if task is None:
             task = self._loading[key] = asyncio.create_task(self._reload(key))
+            task.add_done_callback(_consume)
+        if stale_allowed and kept is not None and now < kept[0] + self._stale_s:
+            return kept[1]
         return await asyncio.shield(task)
 
     async def _reload(self, key: K) -> T:
@@ -60,6 +68,12 @@ class Fresh(Generic[K, T]):
             self._kept.clear()
         self._kept[key] = (asked_at + self._ttl_s, value)
         return value
+
+
+def _consume(task: asyncio.Task[Any]) -> None:
+    """A refresh that nobody waits for may fail: the next caller tries again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("a copy could not be refreshed: %s: %s", type(error).__name__, error)
 
 
 class Catalogue:
@@ -80,13 +94,15 @@ class Runtime:
         self.redis = limiter_connections(settings.REDIS_URL)
         self.limiter = Limiter(self.redis)
         self.open_requests = 0
-        self.catalogue: Fresh[None, Catalogue] = Fresh(lambda _: in_database(_catalogue), limits.CATALOGUE_CACHE_S)
-        self.fleet: Fresh[None, Fleet] = Fresh(lambda _: in_database(fleet), limits.FLEET_CACHE_S)
+        self.catalogue: Fresh[None, Catalogue] = Fresh(
+            lambda _: in_database(_catalogue), limits.CATALOGUE_CACHE_S, stale_s=limits.STALE_S
+        )
+        self.fleet: Fresh[None, Fleet] = Fresh(lambda _: in_database(fleet), limits.FLEET_CACHE_S, stale_s=limits.STALE_S)
         self.keys: Fresh[uuid.UUID, KeyRecord | None] = Fresh(
             lambda key_id: in_database(key_record, key_id), limits.KEY_CACHE_S, limits.KEY_CACHE_ROWS
         )
         self.tariffs: Fresh[tuple[str, str], Tariff] = Fresh(
-            lambda sold: in_database(tariff_now, *sold), limits.CATALOGUE_CACHE_S, limits.TARIFF_CACHE_ROWS
+            lambda sold: in_database(tariff_now, *sold), limits.CATALOGUE_CACHE_S, limits.TARIFF_CACHE_ROWS, stale_s=limits.STALE_S
         )
         self._reader: StreamReader | None = None
         self._starting = asyncio.Lock()

@@ -76,7 +76,7 @@ async def healthz(request: HttpRequest) -> HttpResponse:
 async def readyz(request: HttpRequest) -> HttpResponse:
     """Whether a request would be served now; without a key, so it names no worker and no host."""
     try:
-        ready, parts = readiness(await runtime().fleet.get(None), heartbeat_s=limits.HEARTBEAT_S)
+        ready, parts = readiness(await runtime().fleet.get(None, stale_allowed=False), heartbeat_s=limits.HEARTBEAT_S)
     except Exception as error:
         log.warning("not ready: %s: %s", type(error).__name__, error)
         ready, parts = False, {"database": {"ready": False}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 CONTROL_QUEUE = "control"
@@ -27,6 +28,7 @@ def celery_settings(broker_url: str) -> dict[str, Any]:
         else {"visibility_timeout": 60, "unacked_restore_throttle": 1},
         "CELERY_TASK_DEFAULT_QUEUE_TYPE": "quorum" if amqp else "classic",
         "CELERY_WORKER_DETECT_QUORUM_QUEUES": amqp,
+        "CELERY_DB_REUSE_MAX": sys.maxsize,  # else a task begins by opening a connection: see inference/workers/consumer.py
         "CELERY_TASK_DEFAULT_QUEUE": CONTROL_QUEUE,
         "CELERY_TASK_IGNORE_RESULT": True,
         "CELERY_TASK_ACKS_LATE": True,

@@ -78,7 +78,9 @@ class Command(BaseCommand):
         for line in receipt["lines"]:
             price = f"{_usd(int(line['unit_price_nano_usd']))} per {int(line['unit_quantity']):,}"
             amount = _usd(int(line["amount_nano_usd"]))
-            self.stdout.write(f"   {line['meter']:<18} {int(line['quantity']):>14,} {line['unit'] + 's':<20} at {price:<44} {amount}")
+            self.stdout.write(
+                f"   {line['meter']:<18} {int(line['quantity']):>14,} {line['unit'] + 's':<20} at {price:<44} {amount}"
+            )
         self.stdout.write(f"   {'total':<18} {'':>14} {'':<20}    {'':<44} {_usd(int(receipt['total_nano_usd']))}")
 
     def _invoice(self, invoice: Invoice) -> None:
