@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from inference.contracts import KVLayout, PoolCounters
 from inference.coordination.models import Worker
@@ -11,14 +11,18 @@ from inference.coordination.models import Worker
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """One worker's pool, as of its last pulse (a second ago at most while it lives)."""
+    """One worker's pool in blocks, as of its last pulse (a second ago at most while it lives)."""
 
     slot: str
     worker_epoch: int
     state: str
     block_bytes: int
+    running: int
+    in_transfer: int
     pool: PoolCounters
-    lease_until: datetime
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def pool_reports() -> list[PoolReport]:
@@ -28,8 +32,9 @@ def pool_reports() -> list[PoolReport]:
             worker_epoch=worker.epoch,
             state=worker.state,
             block_bytes=KVLayout.from_json(worker.layout).block_bytes,
+            running=worker.load.get("running", 0),
+            in_transfer=worker.load.get("in_transfer", 0),
             pool=PoolCounters.from_json(worker.pool),
-            lease_until=worker.lease_until,
         )
         for worker in Worker.objects.order_by("slot")
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from django.db import transaction
 from django.db.models import Max
@@ -67,30 +68,32 @@ def price_book_publish(*, version: int) -> PriceBook:
 def price_book_seed(
     *,
     model: str,
-    service_tier: str = "default",
+    tier_percent: Mapping[str, int] = MappingProxyType({"default": 100}),
     input_nano_usd: int = 100_000_000,
     cached_nano_usd: int = 10_000_000,
     output_nano_usd: int = 400_000_000,
     storage_nano_usd: int = 500_000_000,
 ) -> PriceBook:
-    """Publishes demo prices (per million tokens, storage per million token-hours) unless the newest book has this model and tier.
+    """Publishes demo prices (per million tokens, storage per million token-hours) for the tiers that the newest book lacks.
 
-    The first book holds since 2000; a later one repeats the newest book's prices, adds these, and holds from now on.
+    `tier_percent` gives each service tier's share of the prices. The first book holds since 2000; a later one repeats the newest
+    book's prices, adds these, and holds from now on. Where nothing is lacking the newest book is the answer.
     """
     _lock_books()
     newest = PriceBook.objects.filter(published_at__isnull=False).order_by("-effective_from").first()
-    if newest and newest.prices.filter(model=model, service_tier=service_tier).exists():
+    known = set(newest.prices.filter(model=model).values_list("service_tier", flat=True)) if newest else set()
+    missing = {tier: percent for tier, percent in tier_percent.items() if tier not in known}
+    if newest and not missing:
         return newest
-    specs = [*_specs_of(newest)] if newest else []
-    amounts = {
-        Meter.PREFILL_COMPUTED: input_nano_usd,
-        Meter.PREFILL_CACHED: cached_nano_usd,
-        Meter.DECODE: output_nano_usd,
-        Meter.KV_TOKEN_SECONDS: storage_nano_usd,
+    prices = {
+        Meter.PREFILL_COMPUTED: (input_nano_usd, MILLION),
+        Meter.PREFILL_CACHED: (cached_nano_usd, MILLION),
+        Meter.DECODE: (output_nano_usd, MILLION),
+        Meter.KV_TOKEN_SECONDS: (storage_nano_usd, MILLION_TOKEN_HOURS),
     }
-    for meter, amount in amounts.items():
-        unit_quantity = MILLION_TOKEN_HOURS if meter == Meter.KV_TOKEN_SECONDS else MILLION
-        specs.append(PriceSpec(model, service_tier, meter, amount, unit_quantity))
+    specs = [*_specs_of(newest)] if newest else []
+    for tier, percent in missing.items():
+        specs += [PriceSpec(model, tier, meter, amount * percent // 100, quantity) for meter, (amount, quantity) in prices.items()]
     begins = max(_now(), newest.effective_from + timedelta(microseconds=1)) if newest else FIRST_BOOK_FROM
     book = price_book_create(name="Demo prices", effective_from=begins, prices=specs)
     return price_book_publish(version=book.version)

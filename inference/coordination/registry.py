@@ -49,7 +49,7 @@ def worker_register(
                host = excluded.host, pid = excluded.pid, device = excluded.device,
                arena = replace(%s, '{epoch}', (w.epoch + 1)::text),
                started_at = excluded.started_at, lease_until = excluded.lease_until, pool = excluded.pool, load = excluded.load
-         WHERE w.state = 'dead'
+         WHERE w.state = 'dead' OR w.lease_until < clock_timestamp()
      RETURNING epoch
         """,
         [

@@ -66,11 +66,12 @@ class Arena:
 
     @classmethod
     def create(cls, path: Path, layout: KVLayout, blocks: int, worker_epoch: int) -> Arena:
+        """Takes all of its memory at once. Raises OSError where there is not enough."""
         path.unlink(missing_ok=True)
         size = arena_bytes(layout, blocks)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would kill the process
             memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

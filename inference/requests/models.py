@@ -78,7 +78,9 @@ class InferenceRequest(models.Model):
         ]
         indexes = [
             models.Index(
-                fields=["priority", "created_at"], name="request_waiting", condition=models.Q(state__in=["queued", "ready"])
+                fields=["model", "priority", "created_at"],
+                name="request_waiting",
+                condition=models.Q(state__in=["queued", "ready"]),
             ),
             models.Index(fields=["owner"], name="request_owned", condition=models.Q(state__in=["prefilling", "decoding"])),
             models.Index(fields=["deadline_at"], name="request_deadline", condition=models.Q(finished_at__isnull=True)),

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,8 @@ from inference.coordination.leases import lease_drop, lease_take
 from inference.database import QUEUE_CHANNEL, execute, query
 from inference.kvdirectory.extents import extent_digests
 from inference.kvdirectory.selectors import overlap_by_worker
+from inference.requests.claims import request_offer
 from inference.requests.models import State
-from inference.requests.transitions import request_offer
 from inference.scheduling.placement import Placement, Waiting, WorkerView, place_decode, place_prefill
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 LEASE_S = 3.0
 RENEW_S = 0.5
 POLL_S = 0.2
-BATCH = 64  # requests looked at in a pass
+BATCH = 64  # requests of a model looked at in a pass
 CLAIM_TASK = "inference.claim"
 
 
@@ -47,8 +48,6 @@ class QueueRow:
     decode_worker: str | None
     source: str
     waiting: Waiting
-    prompt_ids: tuple[int, ...]
-    scope_salt: bytes
 
 
 class Dispatcher:
@@ -87,10 +86,8 @@ class Dispatcher:
         """One pass over the queue. Answers the number of offers made."""
         if self._configuration["scheduling.paused"]:
             return 0
-        rows = queue_read(BATCH)
-        if not rows:
-            return 0
         workers = workers_read()
+        rows = queue_read(sorted({worker.model for worker in workers}), BATCH)
         return sum(self._dispatch_one(row, workers, fence) for row in rows)
 
     def _dispatch_one(self, row: QueueRow, workers: list[WorkerView], fence: int) -> bool:
@@ -129,8 +126,9 @@ def _overlap(row: QueueRow, candidates: list[WorkerView]) -> dict[str, int]:
     """Cached tokens of the prompt on each candidate; one candidate needs no look-up."""
     if len(candidates) < 2:
         return {}
-    revision = candidates[0].revision
-    return overlap_by_worker(extent_digests(row.prompt_ids, scope_salt=row.scope_salt, model=row.waiting.model, revision=revision))
+    [(prompt_ids, salt)] = query("SELECT prompt_ids, scope_salt FROM inference_request_body WHERE request_id = %s", [row.id])
+    model, revision = row.waiting.model, candidates[0].revision
+    return overlap_by_worker(extent_digests(prompt_ids, scope_salt=bytes(salt), model=model, revision=revision))
 
 
 def _charge(row: QueueRow, placement: Placement, workers: list[WorkerView]) -> None:
@@ -150,21 +148,24 @@ def queue_length() -> int:
     return int(waiting)
 
 
-def queue_read(limit: int) -> list[QueueRow]:
-    """What waits and is not on offer: by class, then by age."""
+def queue_read(models: Sequence[str], limit: int) -> list[QueueRow]:
+    """What waits and is not on offer: by class, then by age. `limit` counts for each model: none stands in another's way."""
     rows = query(
         """
         SELECT r.id, r.state, r.epoch, r.decode_worker, coalesce(h.worker, ''), r.model, r.prompt_tokens, r.max_tokens,
-               coalesce(r.policy->>'path', 'auto'), CASE WHEN r.state = 'queued' THEN b.prompt_ids ELSE '{}' END, b.scope_salt
-          FROM inference_request r
-          JOIN inference_request_body b ON b.request_id = r.id
+               coalesce(r.policy->>'path', 'auto')
+          FROM unnest(%s::text[]) AS served(model)
+          CROSS JOIN LATERAL (
+                SELECT * FROM inference_request
+                 WHERE model = served.model AND state IN ('queued', 'ready') AND cancel_requested_at IS NULL
+                   AND (offered_until IS NULL OR offered_until < clock_timestamp())
+                 ORDER BY (state = 'ready') DESC, priority, created_at
+                 LIMIT %s
+                ) AS r
           LEFT JOIN kv_handoff h ON h.request_id = r.id AND h.released_at IS NULL
-         WHERE r.state IN ('queued', 'ready') AND r.cancel_requested_at IS NULL
-           AND (r.offered_until IS NULL OR r.offered_until < clock_timestamp())
          ORDER BY (r.state = 'ready') DESC, r.priority, r.created_at
-         LIMIT %s
         """,
-        [limit],
+        [list(models), limit],
     )
     return [_queue_row(*row) for row in rows]
 
@@ -179,11 +180,9 @@ def _queue_row(
     prompt_tokens: int,
     max_tokens: int,
     path: Any,
-    prompt_ids: list[int],
-    salt: bytes,
 ) -> QueueRow:
     waiting = Waiting(model, prompt_tokens, max_tokens, path)
-    return QueueRow(request_id, State(state), epoch, decode_worker, source, waiting, tuple(prompt_ids), bytes(salt))
+    return QueueRow(request_id, State(state), epoch, decode_worker, source, waiting)
 
 
 def workers_read() -> list[WorkerView]:

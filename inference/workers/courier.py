@@ -40,12 +40,19 @@ class Parcel:
     transitions: Sequence[Transition] = ()
 
 
+VALKEY_PATIENCE_S = 15.0
+RETRY_S = 0.1
+
+
 class Courier:
-    """`may_speak` answers whether this process still holds its lease; without it nothing leaves."""
+    """`may_speak` answers whether this process still holds its lease. Without it nothing leaves: it waits, for the lease is renewed
+    when the database is back, and a process that lost it ends.
+    """
 
     def __init__(self, writer: StreamWriter, may_speak: Callable[[], bool]) -> None:
         self._writer = writer
         self._may_speak = may_speak
+        self._stopping = threading.Event()
         self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
         self._transitions: queue.SimpleQueue[Transition | None] = queue.SimpleQueue()
         self._threads = [
@@ -65,6 +72,7 @@ class Courier:
         self._parcels.put(None)
         for thread in self._threads:
             thread.join(timeout_s)
+        self._stopping.set()
 
     def _emit_all(self) -> None:
         while (parcel := self._parcels.get()) is not None:
@@ -77,17 +85,22 @@ class Courier:
         """A token that Valkey does not take is not kept for ever: the row in PostgreSQL says how the request ended."""
         if not entries:
             return
-        for delay_s in (0.05, 0.2, 0.5, 1.0, 0.0):
-            if not self._may_speak():
-                log.warning("%d stream entries withheld: the lease is over", len(entries))
+        until = time.monotonic() + VALKEY_PATIENCE_S
+        while not self._written(entries):
+            if time.monotonic() > until or self._stopping.wait(RETRY_S):
+                log.error("%d stream entries given up", len(entries))
                 return
-            try:
-                self._writer.write(entries)
-                return
-            except RedisError as error:
-                log.warning("stream entries not written, trying again: %s", error)
-                time.sleep(delay_s)
-        log.error("%d stream entries given up", len(entries))
+
+    def _written(self, entries: Entries) -> bool:
+        while not self._may_speak():
+            if self._stopping.wait(RETRY_S):
+                return False
+        try:
+            self._writer.write(entries)
+        except RedisError as error:
+            log.warning("stream entries not written, trying again: %s", error)
+            return False
+        return True
 
     def _journal_all(self) -> None:
         while (transition := self._transitions.get()) is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from inference.contracts import FinishReason, PrefillResult, RequestOutcome
 from inference.engine.events import PhaseUsage
+from inference.requests.claims import Claim
 from inference.requests.models import State
-from inference.requests.transitions import Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from inference.engine.events import Failed, Finished, PhaseUsage, Prefilled, Tok
 from inference.kvdirectory.services import ExtentChange, handoff_release
 from inference.kvtransport.arena import Arena
 from inference.kvtransport.shm import pages_describe
+from inference.requests.claims import Claim
 from inference.requests.models import State
-from inference.requests.transitions import Claim, request_finish, request_ready
+from inference.requests.transitions import request_finish, request_ready
 from inference.streams import signal_release
 from inference.submit import CANCELLED, CANCELLED_MESSAGE
 from inference.workers.courier import Courier, Entries, Parcel, Transition
@@ -53,6 +54,7 @@ class EngineLoop:
         self._jobs: dict[str, Job] = {}  # owned, in the engine or on the way into it
         self._held: dict[str, Job] = {}  # prefilled: pages wait for a decode worker
         self._unplaced: dict[str, Job] = {}  # of _jobs: wait for blocks to copy into
+        self.in_transfer = 0  # copies under way
         self._stopping = threading.Event()
         self._looked_at = 0.0
         self.pool = engine.counters()  # both: written here, read by the pulse
@@ -150,6 +152,7 @@ class EngineLoop:
             if reservation is None:
                 return
             del self._unplaced[request_id]
+            self.in_transfer += 1
             handoff = job.claim.handoff
             assert handoff is not None
             self._transfers.start(
@@ -161,6 +164,7 @@ class EngineLoop:
 
     def _arrived(self, job: Job, note: str) -> None:
         """A copy ended. `note` is empty, or says why the pages could not be used."""
+        self.in_transfer -= 1
         self.engine.transfer_ended(job.id)
         handoff = job.claim.handoff
         assert handoff is not None

@@ -124,7 +124,7 @@ class WorkerRuntime:
                     device="cpu",
                     arena=self._arena_name("{epoch}"),
                     pool=self._idle_pool(),
-                    load=self._load(0),
+                    load={"running": 0, "in_transfer": 0, "max_running": options.max_running},
                 )
                 self._spoken_until = time.monotonic() + LEASE_S - LEASE_MARGIN_S
                 return epoch
@@ -166,7 +166,7 @@ class WorkerRuntime:
         if started - self.loop.progress_at > STALLED_S:
             log.error("worker %s: the engine loop made no progress for %.1f s", self.slot, started - self.loop.progress_at)
             return
-        if not worker_renew(slot=self.slot, epoch=self.worker_epoch, pool=self.loop.pool, load=self._load(self.loop.jobs)):
+        if not worker_renew(slot=self.slot, epoch=self.worker_epoch, pool=self.loop.pool, load=self._load()):
             log.critical("worker %s lost its lease; the process ends", self.slot)
             os._exit(75)
         self._spoken_until = started + LEASE_S - LEASE_MARGIN_S
@@ -183,8 +183,9 @@ class WorkerRuntime:
         for _ in changes:  # only what is written leaves the list
             self.loop.extent_changes.popleft()
 
-    def _load(self, jobs: int) -> dict[str, Any]:
-        return {"running": jobs, "max_running": self._options.max_running}
+    def _load(self) -> dict[str, int]:
+        loop = self.loop
+        return {"running": loop.jobs, "in_transfer": loop.in_transfer, "max_running": self._options.max_running}
 
     def _idle_pool(self) -> PoolCounters:
         return PoolCounters(free=self._options.blocks, cached=0, held=0, quarantined=0, total=self._options.blocks)

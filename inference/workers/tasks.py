@@ -8,8 +8,8 @@ import uuid
 
 from celery import shared_task
 
+from inference.requests.claims import Claim, request_claim
 from inference.requests.models import State
-from inference.requests.transitions import Claim, request_claim
 from inference.streams import StreamWriter
 from inference.workers.runtime import WorkerRuntime
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from inference.kvtransport.shm import ShmTransport, TransferFailed
-from inference.requests.transitions import HandOffTicket
+from inference.requests.claims import HandOffTicket
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
 from django.urls import URLPattern, URLResolver, path
+from django.views.generic import RedirectView
 
 from controlplane.console.urls import urlpatterns as console_urls
 from controlplane.gateway import views
@@ -7,8 +8,10 @@ handler404 = "controlplane.errors.not_found"
 handler500 = "controlplane.errors.server_error"
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", RedirectView.as_view(url="/console/")),
     path("healthz", views.healthz),
     path("readyz", views.readyz),
+    path("poolz", views.poolz),
     path("v1/chat/completions", views.chat_completions),
     path("v1/models", views.models),
     path("v1/models/<path:name>", views.model),

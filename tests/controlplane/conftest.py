@@ -31,7 +31,8 @@ from inference.contracts import ErrorEntry, FinishEntry, FinishReason, RequestOu
 from inference.coordination.models import Heartbeat, Worker, WorkerState
 from inference.database import execute, query
 from inference.requests.models import InferenceRequest, RequestBody, RequestEvent, State
-from inference.requests.transitions import Owner, request_finish
+from inference.requests.state_change import Owner
+from inference.requests.transitions import request_finish
 from inference.streams import StreamWriter
 from inference.text.model_files import ensure_oracle
 from inference.usage.models import UsagePending

@@ -10,8 +10,8 @@ import pytest
 from inference.contracts import ClassPolicy, KVLayout, PoolCounters, SamplingParams, Submission
 from inference.coordination.leases import lease_take
 from inference.coordination.registry import worker_register
+from inference.requests.claims import Claim, request_claim, request_offer
 from inference.requests.models import InferenceRequest, State, new_request_id
-from inference.requests.transitions import Claim, request_claim, request_offer
 from inference.submit import submit
 
 TENANT = uuid.UUID("0197a000-0000-7000-8000-00000000ac3e")

@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'db_table': 'inference_request',
-                'indexes': [models.Index(condition=models.Q(('state__in', ['queued', 'ready'])), fields=['priority', 'created_at'], name='request_waiting'), models.Index(condition=models.Q(('state__in', ['prefilling', 'decoding'])), fields=['owner'], name='request_owned'), models.Index(condition=models.Q(('finished_at__isnull', True)), fields=['deadline_at'], name='request_deadline'), models.Index(fields=['tenant_id', '-created_at'], name='request_by_tenant')],
+                'indexes': [models.Index(condition=models.Q(('state__in', ['queued', 'ready'])), fields=['model', 'priority', 'created_at'], name='request_waiting'), models.Index(condition=models.Q(('state__in', ['prefilling', 'decoding'])), fields=['owner'], name='request_owned'), models.Index(condition=models.Q(('finished_at__isnull', True)), fields=['deadline_at'], name='request_deadline'), models.Index(fields=['tenant_id', '-created_at'], name='request_by_tenant')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('max_tokens__gt', 0), ('prompt_tokens__gt', 0)), name='request_has_tokens'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ('prefilling', 'decoding')), _negated=True), models.Q(('owner__isnull', False), ('owner_epoch__isnull', False)), _connector='OR'), name='request_running_has_owner'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ('done', 'failed', 'cancelled', 'expired')), _negated=True), ('finished_at__isnull', False), _connector='OR'), name='request_final_has_end')],
             },
         ),

@@ -32,10 +32,9 @@ def class_policy(tier: ServiceTier) -> ClassPolicy:
 def catalog_seed(*, model: str, display_name: str = "") -> ServedModel:
     """The model, the three tiers and a price for each. What is there already stays as it is. The model's files must be there."""
     served = ServedModel.objects.filter(name=model).first() or _model_create(model, display_name or model)
-    for name, priority, deadline_s, percent in TIERS:
+    for name, priority, deadline_s, _ in TIERS:
         ServiceTier.objects.get_or_create(name=name, defaults={"priority": priority, "deadline_s": deadline_s})
-        prices = {part: amount * percent // 100 for part, amount in PRICES_NANO_USD.items()}
-        price_book_seed(model=model, service_tier=name, **prices)
+    price_book_seed(model=model, tier_percent={name: percent for name, _, _, percent in TIERS}, **PRICES_NANO_USD)
     return served
 
 

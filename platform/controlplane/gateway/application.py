@@ -9,7 +9,7 @@ from django.core.handlers.asgi import ASGIHandler
 from controlplane.gateway import runtime
 from controlplane.gateway.handler import GatewayHandler, Receive, Send
 
-LEAN = ("/v1", "/healthz", "/readyz")
+LEAN = ("/v1", "/healthz", "/readyz", "/poolz")
 
 
 class Application:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 
 from controlplane.catalog.models import ServedModel
 from controlplane.errors import ModelNotFound, NotFound
@@ -18,6 +19,7 @@ from controlplane.gateway.receipts import receipt
 from controlplane.gateway.runtime import runtime
 from controlplane.gateway.schema import chat_request
 from controlplane.gateway.threads import in_database
+from inference.kv import pool_reports
 
 
 @endpoint("POST")
@@ -71,6 +73,13 @@ async def nothing_here(call: Call, rest: str = "") -> HttpResponse:
 async def healthz(request: HttpRequest) -> HttpResponse:
     """The process answers. Nothing else is asked."""
     return JsonResponse({"status": "ok"})
+
+
+async def poolz(request: HttpRequest) -> HttpResponse:
+    """Blocks of each worker's pool, for tests: names workers, so it is there with test hooks only."""
+    if not settings.TEST_HOOKS:
+        raise Http404
+    return JsonResponse({"pools": [report.to_json() for report in await in_database(pool_reports)]})
 
 
 async def readyz(request: HttpRequest) -> HttpResponse:

@@ -9,18 +9,10 @@ from django.db import IntegrityError, transaction
 
 from inference.contracts import Page, PrefillResult, RequestOutcome
 from inference.kvdirectory.models import HandOff
+from inference.requests.claims import Claim, request_claim, request_offer
 from inference.requests.models import RequestEvent, State
-from inference.requests.transitions import (
-    Claim,
-    Owner,
-    request_cancel_flag,
-    request_claim,
-    request_end_unowned,
-    request_finish,
-    request_offer,
-    request_ready,
-    request_requeue,
-)
+from inference.requests.state_change import Owner
+from inference.requests.transitions import request_cancel_flag, request_end_unowned, request_finish, request_ready, request_requeue
 from inference.usage.models import Meter, UsagePending, UsageRow
 from tests.inference.conftest import LAYOUT, ClaimRequest, MakeRequest, register
 

@@ -23,8 +23,8 @@ from inference.engine.models.base import LanguageModel
 from inference.engine.reference import reference
 from inference.kvtransport.arena import Arena
 from inference.kvtransport.shm import ShmTransport
+from inference.requests.claims import Claim, request_claim, request_offer
 from inference.requests.models import FINAL, InferenceRequest, State
-from inference.requests.transitions import Claim, request_claim, request_offer
 from inference.streams import EntryFilter, StreamWriter, stream_key
 from inference.text import ModelText, open_text
 from inference.text.model_files import ensure_oracle
