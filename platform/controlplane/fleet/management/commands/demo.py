@@ -20,6 +20,7 @@ from controlplane.tenants.demo import DEMO_TENANT_ID, DemoCredentials, demo_cred
 
 NANO_USD_PER_USD = 1_000_000_000
 RATING_PATIENCE_S = 10
+UNITS_SOLD = {"token": "tokens", "token_microsecond": "token-hours"}  # what prices are given for
 CHAT = "In three sentences: why do kitchens split the work between prep cooks and line cooks?"
 HANDBOOK = " ".join(
     f"Rule {number}: station {number % 7 + 1} keeps {('knives', 'pans', 'stock', 'salt', 'oil')[number % 5]} "
@@ -76,18 +77,18 @@ class Command(BaseCommand):
         prompt = f"prompt {tokens['prompt']} tokens = {tokens['computed']} computed + {cached} cached"
         self.stdout.write(f"   {prompt}; answer {tokens['completion']} tokens")
         for line in receipt["lines"]:
-            price = f"{_usd(int(line['unit_price_nano_usd']))} per {int(line['unit_quantity']):,}"
-            amount = _usd(int(line["amount_nano_usd"]))
-            self.stdout.write(
-                f"   {line['meter']:<18} {int(line['quantity']):>14,} {line['unit'] + 's':<20} at {price:<44} {amount}"
-            )
-        self.stdout.write(f"   {'total':<18} {'':>14} {'':<20}    {'':<44} {_usd(int(receipt['total_nano_usd']))}")
+            used = _quantity(int(line["quantity"]), line["unit"])
+            price = f"{_price(int(line['unit_price_nano_usd']))} per million {UNITS_SOLD[line['unit']]}"
+            self.stdout.write(f"   {line['meter']:<18} {used:>24}   at {price:<32} {_usd(int(line['amount_nano_usd']))}")
+        self.stdout.write(f"   {'total':<18} {'':>24}      {'':<32} {_usd(int(receipt['total_nano_usd']))}")
 
     def _invoice(self, invoice: Invoice) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(f"\nInvoice draft, {invoice.period_start:%B %Y}"))
         for line in invoice.lines.order_by("id"):
-            sold = f"{line.model:<24} {line.service_tier:<9} {line.meter:<18} {line.quantity:>16,} {line.unit + 's':<20}"
-            self.stdout.write(f"   {sold} {_usd(line.amount_nano_usd)}")
+            used = _quantity(int(line.quantity), line.unit)
+            self.stdout.write(
+                f"   {line.model:<24} {line.service_tier:<9} {line.meter:<18} {used:>24}   {_usd(line.amount_nano_usd)}"
+            )
         self.stdout.write(f"   total {_usd(invoice.total_nano_usd)}, which is ${invoice.total_cents / 100:.2f} when invoiced")
 
 
@@ -138,6 +139,16 @@ def _path(credentials: DemoCredentials, path: str) -> str:
 
 def _headers(credentials: DemoCredentials) -> dict[str, str]:
     return {"Authorization": f"Bearer {credentials.api_key}", "Content-Type": "application/json"}
+
+
+def _quantity(quantity: int, unit: str) -> str:
+    return f"{quantity / 1_000_000:,.1f} token-seconds" if unit == "token_microsecond" else f"{quantity:,} {unit}s"
+
+
+def _price(amount_nano_usd: int) -> str:
+    """With two decimals at least, and no more than it has."""
+    dollars, _, decimals = _usd(amount_nano_usd).partition(".")
+    return f"{dollars}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 def _usd(amount_nano_usd: int) -> str:
