@@ -24,6 +24,7 @@ from billing.ledger.services import Draft, Posting, ledger_post_all
 from billing.metering.models import FaultReason, RatingFault, Remainder, TenantMeter
 from billing.metering.rating import Fault, Line, PricedRow, Usage, price_request, rate
 from billing.pricing.selectors import price_history
+from inference import failpoints
 from inference.coordination.heartbeat import beat
 from inference.database import execute, query
 
@@ -88,6 +89,8 @@ def ingest_usage(*, limit: int = 500) -> int:
     except POISON as error:
         logger.warning("a batch was refused, its requests go one by one: %s", error)
         rated = _ingest_one_by_one(limit)
+    if rated:
+        failpoints.reach("ingest.committed")
     beat("ingest", rated=rated)
     return rated
 
@@ -101,6 +104,8 @@ def rating_faults_retry() -> int:
 def _ingest(limit: int, only: Collection[uuid.UUID] | None = None) -> int:
     batch = _price(_take(limit, only))
     _write(batch, _rate(batch))
+    if batch.tenants:
+        failpoints.reach("ingest.commit")
     return len(batch.tenants)
 
 

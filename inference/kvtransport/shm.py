@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from inference import failpoints
 from inference.contracts import KVLayout, Page
 from inference.kvtransport.arena import Arena, ArenaError
 
@@ -47,7 +48,10 @@ class ShmTransport:
         for page, target in zip(pages, targets, strict=True):
             if not 0 <= page.index < source.blocks:
                 raise TransferFailed("page_unknown", f"page {page.index} of {source.blocks}")
+            failpoints.reach("transfer.read")
             np.copyto(self._own.pages[target], source.pages[page.index])
+        if targets and failpoints.reach("transfer.verify") == "corrupt":
+            self._own.pages[targets[0]][0] ^= np.uint8(0xFF)
         for page, target in zip(pages, targets, strict=True):
             # The order matters: only what is still unchanged AFTER the copy was whole during it.
             if int(source.generations[page.index]) != page.generation:

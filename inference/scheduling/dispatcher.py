@@ -19,6 +19,7 @@ import psycopg
 from celery import current_app
 from django.db import connection
 
+from inference import failpoints
 from inference.coordination.configuration import Configuration
 from inference.coordination.heartbeat import beat
 from inference.coordination.leases import lease_drop, lease_take
@@ -94,6 +95,7 @@ class Dispatcher:
         placement = self._place(row, workers)
         if placement is None:
             return False
+        failpoints.reach("dispatcher.offer")
         offered = request_offer(
             request_id=row.id,
             state=row.state,
@@ -106,9 +108,7 @@ class Dispatcher:
         )
         if offered:
             _charge(row, placement, workers)
-            current_app.send_task(
-                CLAIM_TASK, args=[str(row.id), str(row.state), row.epoch], queue=placement.slot, ignore_result=True
-            )
+            _send(row, placement.slot)
         return offered
 
     def _place(self, row: QueueRow, workers: list[WorkerView]) -> Placement | None:
@@ -120,6 +120,12 @@ class Dispatcher:
             policy = self._configuration["scheduling.path"]
         waiting = Waiting(row.waiting.model, row.waiting.prompt_tokens, row.waiting.max_tokens, policy)
         return place_prefill(waiting, workers, overlap)
+
+
+def _send(row: QueueRow, slot: str) -> None:
+    copies = {"drop": 0, "duplicate": 2}.get(failpoints.reach("dispatcher.send"), 1)
+    for _ in range(copies):
+        current_app.send_task(CLAIM_TASK, args=[str(row.id), str(row.state), row.epoch], queue=slot, ignore_result=True)
 
 
 def _overlap(row: QueueRow, candidates: list[WorkerView]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from django.db import Error, connections
 from redis.exceptions import RedisError
 
+from inference import failpoints
 from inference.contracts import StreamEntry
 from inference.streams import StreamWriter
 
@@ -96,7 +97,8 @@ class Courier:
             if self._stopping.wait(RETRY_S):
                 return False
         try:
-            self._writer.write(entries)
+            for _ in range({"drop": 0, "duplicate": 2}.get(failpoints.reach("stream.write"), 1)):
+                self._writer.write(entries)
         except RedisError as error:
             log.warning("stream entries not written, trying again: %s", error)
             return False

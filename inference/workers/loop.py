@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from inference import failpoints
 from inference.contracts import EXTENT_TOKENS, EngineRequest, ErrorEntry, FinishEntry, FinishReason, TokenEntry
 from inference.engine.block_manager import CacheChanges
 from inference.engine.engine import Engine
@@ -96,6 +97,7 @@ class EngineLoop:
         while not self._stopping.is_set():
             self._obey()
             if self.engine.has_work:
+                failpoints.reach("engine.step")
                 self._deliver(self.engine.step())
             self._place_waiting()
             self._look_around()
@@ -113,12 +115,19 @@ class EngineLoop:
 
     def _start(self, job: Job) -> None:
         handoff = job.claim.handoff
+        if handoff is not None and (handoff.worker, handoff.worker_epoch) == self._me and job.id in self._held:
+            self._resume(job)
+            return
+        self._supersede(job.id)
         if handoff is None:
             self._add(job.claim.request)
-        elif (handoff.worker, handoff.worker_epoch) == self._me and job.id in self._held:
-            self._resume(job)
         else:
             self._unplaced[job.id] = job
+
+    def _supersede(self, request_id: str) -> None:
+        """An earlier attempt's pages may still be held here: their decode worker died, and the news has not come yet."""
+        self._held.pop(request_id, None)
+        self.engine.abort(request_id)
 
     def _resume(self, job: Job) -> None:
         """Prefilled here, and nobody else can decode it: it goes on where its pages are."""
@@ -246,9 +255,11 @@ class EngineLoop:
 
         def write() -> Entries:
             state = verdict.state if verdict else State.DONE
+            failpoints.reach("finish.commit")
             if not request_finish(job.claim.owner, request_id=job.uuid, state=state, outcome=outcome):
                 log.warning("request %s ended elsewhere", job.id)
                 return []
+            failpoints.reach("finish.committed")
             if verdict:
                 return [(job.id, ErrorEntry(job.epoch, verdict.code, verdict.message))]
             prompt_tokens = outcome.computed + outcome.cached
@@ -260,6 +271,7 @@ class EngineLoop:
         self._send(self._finishing(job, usage, verdict=verdict))
 
     def _write_ready(self, job: Job, event: Prefilled) -> Entries:
+        failpoints.reach("handoff.commit")
         published = request_ready(
             job.claim.owner,
             request_id=job.uuid,
@@ -269,6 +281,8 @@ class EngineLoop:
             pages=pages_describe(self._arena, event.blocks),
             result=job.prefill_result(event.usage),
         )
+        if failpoints.reach("handoff.committed") == "corrupt":
+            self._arena.pages[event.blocks[0]][0] ^= 0xFF
         if not published:
             self.release(job.id)
         return []

@@ -8,6 +8,7 @@ import uuid
 
 from celery import shared_task
 
+from inference import failpoints
 from inference.requests.claims import Claim, request_claim
 from inference.requests.models import State
 from inference.streams import StreamWriter
@@ -21,9 +22,11 @@ def claim(request_id: str, state: str, epoch: int) -> None:
     runtime = WorkerRuntime.current()
     if not runtime.accepts:
         return  # the row stays where it is and is offered again
+    failpoints.reach("worker.claim")
     claimed = request_claim(
         request_id=uuid.UUID(request_id), state=State(state), epoch=epoch, slot=runtime.slot, worker_epoch=runtime.worker_epoch
     )
+    failpoints.reach("worker.claimed")
     if claimed is not None:
         runtime.loop.start_job(_with_forced(claimed))
 

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from infra.bench.support.client import Stream, chat, get
+from infra.bench.support.client import Stream, chat, free_port, get
 from infra.bench.support.report import Row, arguments, paired, publish, row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +162,7 @@ def target(base_url: str | None, api_key: str) -> Iterator[Target]:
         models = Path(folder) / "models"
         if (ROOT / ".data" / "models").is_dir():
             models.symlink_to(ROOT / ".data" / "models")
-        env = {**os.environ, "BRIGADE_DATA": folder, "PORT": "0"}
+        env = {**os.environ, "BRIGADE_DATA": folder, "PORT": str(free_port())}
         server = subprocess.Popen([*manage, "serve"], env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
         try:
             yield _started(manage, env, server)

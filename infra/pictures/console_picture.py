@@ -6,8 +6,10 @@ import argparse
 import base64
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,12 +141,12 @@ def _browser() -> Iterator[Page]:
         sys.exit(f"none of {', '.join(BROWSERS)} is installed")
     with tempfile.TemporaryDirectory(prefix="brigade-picture-", ignore_cleanup_errors=True) as profile:
         command = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             with connect(_tab(Path(profile)), max_size=None, compression=None) as socket:
                 yield Page(socket)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)  # its helpers too: they write into the profile
             process.wait(10)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,15 +36,16 @@ def say(content: str) -> list[Any]:
 
 
 @functools.cache
-def tiny(folder: Path) -> tuple[LanguageModel, ModelText]:
-    path = ensure_oracle("tiny", folder)
-    return load_model(path), open_text(path)
+def tiny() -> tuple[LanguageModel, ModelText]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = ensure_oracle("tiny", Path(folder))
+        return load_model(path), open_text(path)
 
 
 @functools.cache
-def expected(content: str, max_tokens: int, folder: Path = Path("/tmp/brigade-oracle")) -> str:
+def expected(content: str, max_tokens: int) -> str:
     """The text that the tiny model must answer, greedily: no batch, no cache, no pages."""
-    model, text = tiny(folder)
+    model, text = tiny()
     prompt_ids = text.render_chat([ChatMessage("user", content)])
     ids = reference(model, prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0), eos_ids=text.eos_ids)
     return text.decode([token_id for token_id in ids if token_id not in text.eos_ids])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -54,6 +55,12 @@ async def chat(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
         raise CallFailed("the stream ended without [DONE]")
     finally:
         writer.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def get(base_url: str, api_key: str, path: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from billing.errors import InsufficientFunds, PriceMissing
 from billing.holds.services import hold_place
 from billing.pricing.selectors import Tariff, prices_for, quote_at
 from controlplane.errors import InsufficientQuota, InvalidValue
+from inference import failpoints
 from inference.contracts import Submission
 from inference.database import tenant_scope
 from inference.submit import submit
@@ -27,8 +28,10 @@ def request_admit(submission: Submission, *, tariff: Tariff) -> None:
         with tenant_scope(tenant_id):
             hold_place(tenant_id=tenant_id, request_id=request_id, amount_nano_usd=amount_nano_usd)
             submit(submission)
+            failpoints.reach("gateway.admit")
     except InsufficientFunds as error:
         raise InsufficientQuota(f"{error} Check your plan and billing details.") from error
+    failpoints.reach("gateway.admitted")
 
 
 def tariff_now(model: str, service_tier: str) -> Tariff:

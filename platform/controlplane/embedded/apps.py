@@ -3,6 +3,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from django.apps import AppConfig
+from django.conf import settings
+
+from inference import failpoints
 
 
 class EmbeddedConfig(AppConfig):
@@ -11,3 +14,4 @@ class EmbeddedConfig(AppConfig):
 
     def ready(self) -> None:
         import_module("controlplane.embedded.checks")
+        failpoints.arm(allowed=settings.TEST_HOOKS)

@@ -172,3 +172,16 @@ def test_more_hand_offs_than_fit_wait_for_blocks_and_all_end_well(kitchen: Kitch
         assert kitchen.ids(request) == kitchen.expected(prompt, 300)
         kitchen.stations["prefill-0"].loop.release(str(request.id))
     kitchen.wait_idle()
+
+
+def test_a_request_comes_back_to_the_worker_that_still_holds_its_pages(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    """Its decode worker died, and the queue was quicker than the news."""
+    request = make_request(prompt=LONG, max_tokens=20)
+    kitchen.give(request, "prefill-0")
+    kitchen.wait(request, State.READY)
+    dead = kitchen.give(request, "decode-0", start=False)
+    request_requeue(request_id=request.id, owner="decode-0", owner_epoch=dead.owner.worker_epoch, detail="died")
+    kitchen.give(request, "prefill-0", path="fused")
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(LONG, 20)
+    kitchen.wait_idle()
