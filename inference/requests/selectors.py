@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from django.db.models import QuerySet
+
 from inference.requests.models import OWNED, InferenceRequest, RequestEvent
 
 
@@ -16,7 +18,14 @@ def events_of(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Sequence[Reques
     return list(RequestEvent.objects.filter(tenant_id=tenant_id, request_id=request_id).order_by("id"))
 
 
+def owned_by(slot: str, worker_epoch: int) -> list[uuid.UUID]:
+    return list(_owned(slot, worker_epoch).values_list("id", flat=True))
+
+
 def cancelled_of(slot: str, worker_epoch: int) -> list[uuid.UUID]:
     """Requests that a worker still runs although their clients have gone."""
-    owned = InferenceRequest.objects.filter(owner=slot, owner_epoch=worker_epoch, state__in=OWNED)
-    return list(owned.filter(cancel_requested_at__isnull=False).values_list("id", flat=True))
+    return list(_owned(slot, worker_epoch).filter(cancel_requested_at__isnull=False).values_list("id", flat=True))
+
+
+def _owned(slot: str, worker_epoch: int) -> QuerySet[InferenceRequest]:
+    return InferenceRequest.objects.filter(owner=slot, owner_epoch=worker_epoch, state__in=OWNED)

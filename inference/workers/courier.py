@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 Entries = list[tuple[str, StreamEntry]]
 
 
+RunThread = Callable[[str, Callable[[], None]], threading.Thread]
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """A write to PostgreSQL. `write` answers the entries that may go out once it is committed; it must be safe to repeat."""
@@ -56,14 +59,11 @@ class Courier:
         self._stopping = threading.Event()
         self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
         self._transitions: queue.SimpleQueue[Transition | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._emit_all, name="emitter", daemon=True),
-            threading.Thread(target=self._journal_all, name="journal", daemon=True),
-        ]
+        self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+    def start(self, run: RunThread) -> None:
+        """`run` starts a thread and sees to it that its failure does not pass unseen."""
+        self._threads = [run("emitter", self._emit_all), run("journal", self._journal_all)]
 
     def send(self, parcel: Parcel) -> None:
         self._parcels.put(parcel)

@@ -56,6 +56,7 @@ class EngineLoop:
         self._held: dict[str, Job] = {}  # prefilled: pages wait for a decode worker
         self._unplaced: dict[str, Job] = {}  # of _jobs: wait for blocks to copy into
         self.in_transfer = 0  # copies under way
+        self._settling: set[str] = set()  # left the engine; their transitions are on the way to the database
         self._stopping = threading.Event()
         self._looked_at = 0.0
         self.pool = engine.counters()  # both: written here, read by the pulse
@@ -85,8 +86,9 @@ class EngineLoop:
     def held(self) -> list[uuid.UUID]:
         return [uuid.UUID(request_id) for request_id in list(self._held)]
 
-    def owned(self) -> list[uuid.UUID]:
-        return [uuid.UUID(request_id) for request_id in list(self._jobs)]
+    def knows(self, request_id: uuid.UUID) -> bool:
+        """Whether a request that the database says is ours is really here, or just leaving."""
+        return str(request_id) in self._jobs or str(request_id) in self._settling
 
     def stop(self) -> None:
         self._stopping.set()
@@ -240,6 +242,7 @@ class EngineLoop:
             self._courier.send(Parcel(entries, transitions))
 
     def _closing(self, job: Job, event: Prefilled | Finished | Failed) -> Transition:
+        self._settling.add(job.id)
         del self._jobs[job.id]
         if isinstance(event, Prefilled):
             self._held[job.id] = job
@@ -252,8 +255,14 @@ class EngineLoop:
         self, job: Job, usage: PhaseUsage, *, reasons: tuple[FinishReason, ...] = (), verdict: Verdict | None = None
     ) -> Transition:
         outcome = job.outcome(usage, reasons, verdict)
+        self._settling.add(job.id)
 
         def write() -> Entries:
+            entries = finish()
+            self._settling.discard(job.id)
+            return entries
+
+        def finish() -> Entries:
             state = verdict.state if verdict else State.DONE
             failpoints.reach("finish.commit")
             if not request_finish(job.claim.owner, request_id=job.uuid, state=state, outcome=outcome):
@@ -283,6 +292,7 @@ class EngineLoop:
         )
         if failpoints.reach("handoff.committed") == "corrupt":
             self._arena.pages[event.blocks[0]][0] ^= 0xFF
+        self._settling.discard(job.id)
         if not published:
             self.release(job.id)
         return []

@@ -6,6 +6,8 @@ import logging
 import os
 import threading
 import time
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +27,8 @@ from inference.kvdirectory.selectors import handoffs_to_free
 from inference.kvdirectory.services import extents_write
 from inference.kvtransport.arena import Arena, arena_bytes, arena_folder
 from inference.kvtransport.shm import ShmTransport
-from inference.requests.selectors import cancelled_of
+from inference.requests.selectors import cancelled_of, owned_by
+from inference.requests.transitions import request_requeue
 from inference.streams import Signals, StreamWriter
 from inference.text import open_text
 from inference.workers.courier import Courier
@@ -59,7 +62,7 @@ class WorkerRuntime:
         self._stopping = threading.Event()
         self._draining = False
         self._spoken_until = 0.0
-        self._threads: list[threading.Thread] = []
+        self._strays: set[uuid.UUID] = set()
 
     @classmethod
     def current(cls) -> WorkerRuntime:
@@ -82,7 +85,7 @@ class WorkerRuntime:
         self._courier = Courier(StreamWriter.shared(), self._may_speak)
         self._transfers = Transfers(ShmTransport(arenas, self.arena))
         self.loop = EngineLoop(engine, self.arena, self._courier, self._transfers, self.slot, self.worker_epoch)
-        self._courier.start()
+        self._courier.start(self._run_thread)
         self._run_thread("engine", self.loop.run)
         self._run_thread("pulse", self._pulse_all)
         self._run_thread("signals", self._listen)
@@ -133,12 +136,12 @@ class WorkerRuntime:
                     raise
                 time.sleep(0.3)
 
-    def _run_thread(self, name: str, target: Any) -> None:
+    def _run_thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guarded, args=(name, target), name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        return thread
 
-    def _guarded(self, name: str, target: Any) -> None:
+    def _guarded(self, name: str, target: Callable[[], None]) -> None:
         """A thread of ours that ends by an error ends the process: a worker that only half lives is worse than none."""
         try:
             target()
@@ -172,9 +175,18 @@ class WorkerRuntime:
         self._spoken_until = started + LEASE_S - LEASE_MARGIN_S
         for request_id in cancelled_of(self.slot, self.worker_epoch):
             self.loop.cancel(str(request_id))
+        self._give_back_strays()
         for request_id in handoffs_to_free(self.slot, self.loop.held()):
             self.loop.release(str(request_id))
         self._publish_extents()
+
+    def _give_back_strays(self) -> None:
+        """Requests that are ours by their rows but never came to the loop: the doorway broke behind its claim."""
+        strays = {request_id for request_id in owned_by(self.slot, self.worker_epoch) if not self.loop.knows(request_id)}
+        for request_id in strays & self._strays:  # seen a second ago as well: not just on its way in
+            log.warning("request %s was claimed and never started; it goes back to the queue", request_id)
+            request_requeue(request_id=request_id, owner=self.slot, owner_epoch=self.worker_epoch, detail="never started")
+        self._strays = strays
 
     def _publish_extents(self) -> None:
         changes = list(self.loop.extent_changes)

@@ -25,6 +25,7 @@ from infra.chaos.scenarios import Scenario
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED_S = 6.0  # longer than a lease, so that a stopped process comes back as a zombie
 PATIENCE_S = 60.0
+LATE_S = 5.0
 TOKENS = 60
 
 
@@ -86,7 +87,9 @@ class Kitchen:
         self._arm(scenario.name, [point])
         prompts = [f"{scenario.name} {number} {'spoon ' * (number % 5)}" for number in range(streams)]
         answers = asyncio.run(self._serve(prompts, scenario))
+        self._wait_fired(scenario)
         self._arm("none", [])
+        asyncio.run(self._continue_all())
         found = [answer for answer in answers if isinstance(answer, Stream)]
         wrong = sum(
             answer.text != self._right(prompt)
@@ -125,13 +128,22 @@ class Kitchen:
             await asyncio.sleep(0.3)
         return error
 
+    def _wait_fired(self, scenario: Scenario) -> None:
+        """Ingest comes after the streams have ended."""
+        deadline = time.monotonic() + LATE_S
+        while not mark(self.failpoints, scenario.name, 0).exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     async def _continue_stopped(self) -> None:
         """Wakes processes that stopped themselves, after their leases are over."""
         while True:
             await asyncio.sleep(0.2)
-            for pid in self._stopped():
-                await asyncio.sleep(STOPPED_S)
-                os.kill(pid, signal.SIGCONT)
+            await self._continue_all()
+
+    async def _continue_all(self) -> None:
+        for pid in self._stopped():
+            await asyncio.sleep(STOPPED_S)
+            os.kill(pid, signal.SIGCONT)
 
     def _stopped(self) -> list[int]:
         marker = f"BRIGADE_DATA={self.folder}".encode()

@@ -25,6 +25,7 @@ _WHERE: dict[str, tuple[Action, ...]] = {
     "ingest.commit": ("kill", "stop", "raise"),
     "ingest.committed": ("kill", "stop"),
 }
+_LATEST = {"engine.step": 40, "stream.write": 40, "ingest.commit": 1, "ingest.committed": 1}  # passes that a scenario surely has
 CLIENTS_OF_THE_GATEWAY_SEE_IT = ("gateway.admit", "gateway.admitted")  # its death cuts their connections: they may repeat
 
 
@@ -47,9 +48,7 @@ def matrix(seed: int) -> list[Scenario]:
     """Every point with every action that makes sense there; the seed chooses the pass and the order."""
     chance = random.Random(seed)
     scenarios = [
-        Scenario(point, action, chance.randint(1, 40 if point in ("engine.step", "stream.write") else 4))
-        for point, actions in _WHERE.items()
-        for action in actions
+        Scenario(point, action, chance.randint(1, _LATEST.get(point, 4))) for point, actions in _WHERE.items() for action in actions
     ]
     chance.shuffle(scenarios)
     return scenarios

@@ -164,6 +164,11 @@ class Job:
         values = {"computed": self.prompt_tokens - cached, "cached": cached, "completion": self.tokens, "kv_token_us": 1_000}
         return RequestOutcome(**{**values, **changes})
 
+    def lose(self, tokens: int) -> Job:
+        """Tokens that were generated and never reached the stream."""
+        self.tokens += tokens
+        return self
+
     def done(self, reason: FinishReason = "stop", cached: int = 0, *, announce: bool = True) -> None:
         outcome = self.outcome(reasons=(reason,), cached=cached, timing_ms={"ttft": 1.5, "itl": {"p50": 1.0}})
         assert request_finish(self.owner, request_id=self.id, state=State.DONE, outcome=outcome)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
 from django.db import InterfaceError, OperationalError
 from django.db.models.functions import Now
@@ -18,11 +18,12 @@ from controlplane.gateway import limits
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.threads import in_database
 from controlplane.keys.verification import KeyRecord
-from inference.contracts import ErrorEntry, FinishEntry, TokenEntry
+from inference.contracts import ErrorEntry, FinishEntry, FinishReason, TokenEntry
 from inference.database import tenant_scope
 from inference.requests.models import FINAL, InferenceRequest, State
 from inference.streams import STREAM_LOST, Subscription
 from inference.submit import cancel
+from inference.usage.models import Meter, UsageRow
 
 log = logging.getLogger("brigade.gateway")
 
@@ -38,6 +39,7 @@ class RowState:
     error_code: str
     error_message: str
     overdue_s: float
+    finish: FinishEntry  # what the stream's last entry says, where the request is done
 
 
 @dataclass(slots=True)
@@ -49,17 +51,21 @@ class Completion:
     request_id: uuid.UUID
     subscription: Subscription
     unused_tokens: int  # of max_tokens: what the rate limiter gets back
+    heard_tokens: int = 0
     ended: bool = False
     closed: bool = False
 
     async def entries(self) -> AsyncGenerator[TokenEntry | FinishEntry | Literal["silence"], None]:
         """`silence` comes when nothing else did for KEEP_ALIVE_S. Raises RequestFailed at the request's other ends."""
         spoke = time.monotonic()
-        end: ApiError | None = None  # what the row says, while the stream's own last entry may still be on its way
+        end: ApiError | FinishEntry | None = None  # what the row says, while the stream's own last entry may still be on its way
         while not self.ended:
             try:
                 entry = await self.subscription.next(limits.LAST_ENTRY_S if end else min(limits.SILENCE_S, limits.KEEP_ALIVE_S))
             except TimeoutError:
+                if isinstance(end, FinishEntry):
+                    yield self._heard(end)
+                    return
                 if end is not None:
                     raise end from None
                 end = await self._end_by_row()
@@ -78,15 +84,21 @@ class Completion:
             self.ended = True
         else:
             self.unused_tokens -= len(entry.ids)
+            self.heard_tokens += len(entry.ids)
         return entry
 
-    async def _end_by_row(self) -> ApiError | None:
-        """The stream may have lost its end: the row knows. While the database is away nothing is known: the stream waits on."""
+    async def _end_by_row(self) -> ApiError | FinishEntry | None:
+        """The stream may have lost its end: the row knows. A worker that died right after its commit told nobody.
+
+        While the database is away nothing is known: the stream waits on.
+        """
         try:
             row = await in_database(request_row_state, self.key.tenant_id, self.request_id)
         except (OperationalError, InterfaceError, Overloaded) as error:
             log.warning("the row of %s cannot be read: %s", self.request_id, error)
             return None
+        if row is not None and row.state == State.DONE and row.finish.completion_tokens == self.heard_tokens:
+            return row.finish
         if row is None or row.state == State.DONE:
             return _failed(STREAM_LOST, "The end of the stream was lost; repeat the request.")
         if row.state in FINAL:
@@ -116,7 +128,11 @@ def _failed(code: str, message: str) -> ApiError:
 def request_row_state(tenant_id: uuid.UUID, request_id: uuid.UUID) -> RowState | None:
     with tenant_scope(tenant_id):
         row = InferenceRequest.objects.filter(id=request_id, tenant_id=tenant_id).annotate(now=Now()).first()
-    if row is None:
-        return None
+        if row is None:
+            return None
+        cached = UsageRow.objects.filter(tenant_id=tenant_id, request_id=request_id, meter=Meter.PREFILL_CACHED)
+        cached_tokens = sum(cached.values_list("quantity", flat=True))
     now: datetime = row.now
-    return RowState(row.state, row.error_code, row.error_message, (now - row.deadline_at).total_seconds())
+    reasons = cast(tuple[FinishReason, ...], tuple(row.finish_reasons))
+    finish = FinishEntry(row.epoch, reasons, row.prompt_tokens, cached_tokens, row.completion_tokens)
+    return RowState(row.state, row.error_code, row.error_message, (now - row.deadline_at).total_seconds(), finish)

@@ -159,12 +159,25 @@ def test_a_database_that_is_away_at_admission_is_503_and_frees_all(client: OpenA
     assert open_requests() == 0
 
 
-def test_a_finished_request_whose_finish_entry_is_lost_is_an_error_and_no_clean_end(
-    client: OpenAI, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SILENCE_S", 0.1)
     monkeypatch.setattr(limits, "LAST_ENTRY_S", 0.1)
-    worker.script = lambda job: job.say("Hel").done(announce=False)
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_the_row_ends_a_stream_whose_worker_died_right_after_its_commit(client: OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = lambda job: job.say("Hel").done(cached=1, announce=False)
+    answer = client.chat.completions.create(model="tiny", messages=chat())
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hel", "stop")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_a_finished_request_whose_tokens_are_lost_is_an_error_and_no_clean_end(client: OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = lambda job: job.say("Hel").lose(1).done(announce=False)
     with pytest.raises(openai.APIError, match="lost"):
         client.chat.completions.create(model="tiny", messages=chat())
 

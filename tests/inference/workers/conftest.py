@@ -63,7 +63,7 @@ class Station:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        self.courier.start()
+        self.courier.start(_run_thread)
         self._thread.start()
 
     def _run(self) -> None:
@@ -76,6 +76,12 @@ class Station:
         self.transfers.stop()
         self.courier.stop(10)
         assert self.engine.check() == []
+
+
+def _run_thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class Kitchen:
