@@ -54,14 +54,6 @@ def tenant_reads(table: str) -> RunSQL:
     )
 
 
-def privileges(table: str, *, app: str = "SELECT", system: str = "SELECT, INSERT, UPDATE, DELETE") -> RunSQL:
-    """Exactly these rights, whatever the database's default privileges gave. An empty string gives none."""
-    grants = [
-        f"GRANT {rights} ON {table} TO {role}" for rights, role in ((app, "brigade_app"), (system, "brigade_system")) if rights
-    ]
-    return RunSQL(sql=[f"REVOKE ALL ON {table} FROM brigade_app, brigade_system", *grants], reverse_sql=RunSQL.noop)
-
-
 def insert_rows(table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
     """`columns` maps names to PostgreSQL types, in the order of each row.
 

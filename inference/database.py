@@ -81,3 +81,11 @@ def row_security(table: str, column: str = "tenant_id") -> RunSQL:
             f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY",
         ],
     )
+
+
+def privileges(table: str, *, app: str = "SELECT", system: str = "SELECT, INSERT, UPDATE, DELETE") -> RunSQL:
+    """Exactly these rights, whatever the database's default privileges gave. An empty string gives none."""
+    grants = [
+        f"GRANT {rights} ON {table} TO {role}" for rights, role in ((app, "brigade_app"), (system, "brigade_system")) if rights
+    ]
+    return RunSQL(sql=[f"REVOKE ALL ON {table} FROM brigade_app, brigade_system", *grants], reverse_sql=RunSQL.noop)

@@ -63,7 +63,8 @@ _CHECKS: tuple[tuple[str, str, str], ...] = (
         "the decode meter is not the number of tokens delivered",
         """SELECT r.id, r.completion_tokens, coalesce(sum(u.quantity), 0) AS metered FROM inference_request r
              LEFT JOIN inference_usage u ON u.request_id = r.id AND u.meter = 'decode'
-            WHERE r.state = 'done' GROUP BY r.id, r.completion_tokens HAVING coalesce(sum(u.quantity), 0) <> r.completion_tokens""",
+            WHERE r.state IN ('done', 'cancelled') GROUP BY r.id, r.completion_tokens
+           HAVING coalesce(sum(u.quantity), 0) <> r.completion_tokens""",
     ),
     (
         "usage_one_attempt",

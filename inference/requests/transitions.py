@@ -134,23 +134,32 @@ def request_end_unowned(*, request_id: uuid.UUID, state: State, code: str, messa
     Answers the request's epoch, None where it does not wait.
     """
     with transaction.atomic():
+        outcome = _outcome_of_handoff(request_id, code, message)
         epoch = state_change(
             request_id=request_id,
             expected=(State.QUEUED, State.READY),
             to=state,
-            sets={"offered_to": None, "offered_until": None, "error_code": code, "error_message": message},
+            sets={
+                "offered_to": None,
+                "offered_until": None,
+                "completion_tokens": outcome.completion,
+                "error_code": code,
+                "error_message": message,
+            },
             detail=code,
         )
         if epoch is not None:
-            usage_write(request_id=request_id, outcome=_outcome_of_handoff(request_id, code, message))
+            usage_write(request_id=request_id, outcome=outcome)
             handoff_release(request_id=request_id)
         return epoch
 
 
 def _outcome_of_handoff(request_id: uuid.UUID, code: str, message: str) -> RequestOutcome:
+    """The row is locked first: between reading the hand-off and ending the request nobody may publish or claim."""
     row = query_one(
-        """SELECT result, tokens * (1000000 * extract(epoch FROM clock_timestamp() - published_at))::bigint
-             FROM kv_handoff WHERE request_id = %s AND released_at IS NULL""",
+        """WITH mine AS (SELECT id FROM inference_request WHERE id = %s FOR UPDATE)
+           SELECT h.result, h.tokens * (1000000 * extract(epoch FROM clock_timestamp() - h.published_at))::bigint
+             FROM mine JOIN kv_handoff h ON h.request_id = mine.id WHERE h.released_at IS NULL""",
         [request_id],
     )
     if row is None:

@@ -130,6 +130,8 @@ class RequestFailed(ApiError):
         super().__init__(message)
         self.code = code
         self.status = status
+        if status == 400:
+            self.type = "invalid_request_error"  # only the engine could tell
 
 
 def error_response(error: ApiError) -> HttpResponse:

@@ -1,7 +1,7 @@
 from django.db import migrations
 
-from billing.database import privileges, tenant_reads
-from inference.database import row_security
+from billing.database import tenant_reads
+from inference.database import privileges, row_security
 
 
 class Migration(migrations.Migration):

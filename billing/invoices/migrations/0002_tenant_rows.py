@@ -1,6 +1,7 @@
 from django.db import migrations
 
-from billing.database import privileges, tenant_reads
+from billing.database import tenant_reads
+from inference.database import privileges
 
 TABLES = ("invoices_schedule", "invoices_invoice", "invoices_line")
 

@@ -1,7 +1,8 @@
 from django.db import migrations
 from django.db.migrations.operations.special import RunSQL
 
-from billing.database import append_only, privileges, tenant_reads
+from billing.database import append_only, tenant_reads
+from inference.database import privileges
 
 # Deferred to the commit: the entries of a transaction are inserted one after the other. The declared count makes it impossible to
 # add a balanced pair to a transaction that stands already.

@@ -1,7 +1,8 @@
 from django.db import migrations
 from django.db.migrations.operations.special import RunSQL
 
-from billing.database import append_only, privileges, tenant_reads
+from billing.database import append_only, tenant_reads
+from inference.database import privileges
 
 AMOUNT = """
 ALTER TABLE metering_line ADD CONSTRAINT line_amount_exact CHECK (

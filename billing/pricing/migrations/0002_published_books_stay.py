@@ -1,7 +1,7 @@
 from django.db import migrations
 from django.db.migrations.operations.special import RunSQL
 
-from billing.database import privileges
+from inference.database import privileges
 
 BOOK = """
 CREATE FUNCTION pricing_book_guard() RETURNS trigger LANGUAGE plpgsql AS $$

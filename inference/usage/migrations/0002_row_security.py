@@ -1,6 +1,6 @@
 from django.db import migrations
 
-from inference.database import row_security
+from inference.database import privileges, row_security
 
 
 class Migration(migrations.Migration):
@@ -8,4 +8,6 @@ class Migration(migrations.Migration):
     operations = [
         row_security("inference_usage"),
         row_security("inference_usage_pending"),
+        privileges("inference_usage", app="SELECT, INSERT"),
+        privileges("inference_usage_pending", app="SELECT, INSERT"),
     ]

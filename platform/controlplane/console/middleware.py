@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.http.response import HttpResponseBase
 from whitenoise.middleware import WhiteNoiseMiddleware  # type: ignore[import-untyped]
 
@@ -40,6 +40,8 @@ def as_operator(get_response: View) -> View:
     def middleware(request: HttpRequest) -> HttpResponseBase:
         if not request.path_info.startswith(ROOT):
             return get_response(request)
+        if "%00" in request.META.get("QUERY_STRING", ""):  # PostgreSQL knows no NUL, and Django asks it all the same
+            return HttpResponseBadRequest("A query may not contain NUL.")
         with system_role():
             response = get_response(request)
         response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY

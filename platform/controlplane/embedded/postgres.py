@@ -66,7 +66,7 @@ class Postgres:
     def launch(self) -> subprocess.Popen[bytes]:
         """Starts the server; a crashed one's leavings are cleared, its data recovered by itself. Returns before it is ready."""
         private_folder(self.data.sockets)
-        end_orphans(self.data.sockets.name)
+        end_orphans(self.data.sockets.name, names=("postgres",))  # backends of a postmaster that was killed; nobody else's server
         (self.folder / "postmaster.pid").unlink(missing_ok=True)  # no server of ours lives: its pid may be anybody's now
         self.process = spawn(
             self.command(), log=self.log, env=_environment(), cwd=Path("/"), user=server_user(), death_signal=signal.SIGINT

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,10 +138,10 @@ def kill_group(group: int) -> None:
         return
 
 
-def orphans(marker: str) -> list[Orphan]:
-    """Servers of an earlier life that name `marker` (the socket folder's name) on their command line."""
+def orphans(marker: str, names: Collection[str] = SERVER_NAMES) -> list[Orphan]:
+    """Servers with these names that have `marker` (the socket folder's name) on their command line."""
     found = [Orphan(int(path.name), _command(path)) for path in Path("/proc").glob("[0-9]*")]
-    return [orphan for orphan in found if marker in orphan.command and _is_server(orphan.command)]
+    return [orphan for orphan in found if marker in orphan.command and _program(orphan.command) in names]
 
 
 def _command(folder: Path) -> str:
@@ -151,17 +151,16 @@ def _command(folder: Path) -> str:
         return ""
 
 
-def _is_server(command: str) -> bool:
-    words = command.split()
-    return bool(words) and Path(words[0].rstrip(":")).name in SERVER_NAMES
+def _program(command: str) -> str:
+    return Path(command.split(maxsplit=1)[0].rstrip(":")).name if command.strip() else ""
 
 
-def end_orphans(marker: str, *, timeout_s: float = 10) -> int:
+def end_orphans(marker: str, *, names: Collection[str] = SERVER_NAMES, timeout_s: float = 10) -> int:
     """Stops what a killed supervisor left behind; a server that holds the data folder would refuse a second one."""
-    first = orphans(marker)
+    first = orphans(marker, names)
     deadline = time.monotonic() + timeout_s
     asked = signal.SIGINT
-    while left := orphans(marker):
+    while left := orphans(marker, names):
         for orphan in left:
             _signal(orphan.pid, asked if time.monotonic() < deadline else signal.SIGKILL)
         time.sleep(0.1)

@@ -14,11 +14,12 @@ from controlplane.settings.database import ROLES, DatabaseRole, Server, role_nam
 LOCK = 0x42524947  # one set-up at a time on a server: roles belong to the server, not to a database
 HARMLESS: LiteralString = "LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOREPLICATION"
 OWNER = sql.Identifier(role_name("owner"))
-USERS = sql.SQL(", ").join([sql.Identifier(role_name("app")), sql.Identifier(role_name("system"))])
+APP, SYSTEM = sql.Identifier(role_name("app")), sql.Identifier(role_name("system"))
+USERS = sql.SQL(", ").join([APP, SYSTEM])
 
 
 def database_setup(server: Server, *, secret_key: str, tests: bool = False) -> None:
-    """Afterwards `brigade_owner` can migrate; `brigade_app` and `brigade_system` may use every table it will make.
+    """Afterwards `brigade_owner` can migrate; `brigade_system` may use every table it will make.
 
     `tests` lets the owner make test databases and take the other two roles (SET ROLE); never for a real installation.
     """
@@ -35,11 +36,16 @@ def database_setup(server: Server, *, secret_key: str, tests: bool = False) -> N
 
 
 def default_privileges() -> list[sql.Composed]:
-    """Run by the owner or above it, in the database itself and before its tables are made."""
-    prefix = sql.SQL("ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public GRANT ").format(OWNER)
+    """Run by the owner or above it, in the database itself and before its tables are made.
+
+    `brigade_app` gets nothing by default: what the gateway may do with a table is said in the table's room.
+    """
+    prefix = sql.SQL("ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public ").format(OWNER)
     return [
-        prefix + sql.SQL("SELECT, INSERT, UPDATE, DELETE ON TABLES TO {}").format(USERS),
-        prefix + sql.SQL("USAGE ON SEQUENCES TO {}").format(USERS),
+        prefix + sql.SQL("REVOKE ALL ON TABLES FROM {}").format(APP),
+        prefix + sql.SQL("REVOKE ALL ON SEQUENCES FROM {}").format(APP),
+        prefix + sql.SQL("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {}").format(SYSTEM),
+        prefix + sql.SQL("GRANT USAGE ON SEQUENCES TO {}").format(SYSTEM),
     ]
 
 

@@ -8,6 +8,7 @@ import secrets
 import uuid
 from dataclasses import dataclass
 
+from controlplane.admission.limiter import RateState
 from controlplane.admission.services import request_admit
 from controlplane.errors import ApiError, ContextLengthExceeded, InternalError, InvalidValue, ModelNotFound, NoWorkers, Overloaded
 from controlplane.gateway import limits, threads
@@ -85,6 +86,8 @@ async def _has_room(process: Runtime, model: str) -> None:
         raise Overloaded("The server is busy. Try again in a moment.", detail=f"{process.open_requests} open requests")
     fleet = await process.fleet.get(None)
     if not fleet.serves(model):
+        fleet = await process.fleet.get(None, stale_allowed=False)  # a worker may have come since
+    if not fleet.serves(model):
         raise NoWorkers("No worker serves this model at the moment. Try again in a moment.")
     if fleet.waiting >= limits.QUEUE_LENGTH:
         raise Overloaded("The queue is full. Try again in a moment.", detail=f"{fleet.waiting} requests wait")
@@ -121,7 +124,7 @@ async def _enter(call: Call, submission: Submission) -> Completion:
     tokens = len(submission.prompt_ids) + submission.sampling.max_tokens
     lease_s = submission.policy.deadline_s + 2 * limits.DEADLINE_GRACE_S
     tariff = await process.tariffs.get((submission.model, submission.policy.tier))
-    call.rate = await process.limiter.take(key, request_id=call.id, tokens=tokens, lease_s=lease_s)
+    call.rate = await _take(call, tokens, lease_s)
     call.rate.check()
     process.open_requests += 1
     subscription = (await process.reader()).subscribe(submission.request_id)
@@ -136,6 +139,22 @@ async def _enter(call: Call, submission: Submission) -> Completion:
         _never_ran(completion, tokens, certain=isinstance(error, ApiError))
         raise
     return completion
+
+
+async def _take(call: Call, tokens: int, lease_s: float) -> RateState:
+    """What was taken for a client that went meanwhile is given back."""
+    limiter, key = call.runtime.limiter, call.caller
+    taking = asyncio.create_task(limiter.take(key, request_id=call.id, tokens=tokens, lease_s=lease_s))
+    try:
+        return await asyncio.shield(taking)
+    except asyncio.CancelledError:
+        call.runtime.background(_give_back(call, tokens, taking))
+        raise
+
+
+async def _give_back(call: Call, tokens: int, taking: asyncio.Task[RateState]) -> None:
+    await taking
+    await call.runtime.limiter.release(call.caller, request_id=call.id, unused_tokens=tokens)
 
 
 async def _abandon(completion: Completion, admission: asyncio.Task[None]) -> None:

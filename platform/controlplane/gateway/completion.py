@@ -22,13 +22,19 @@ from inference.contracts import ErrorEntry, FinishEntry, FinishReason, TokenEntr
 from inference.database import tenant_scope
 from inference.requests.models import FINAL, InferenceRequest, State
 from inference.streams import STREAM_LOST, Subscription
-from inference.submit import cancel
 from inference.usage.models import Meter, UsageRow
 
 log = logging.getLogger("brigade.gateway")
 
 # What ends a request, as a status for clients that do not stream. Anything else is a 500.
-_STATUS = {"deadline_exceeded": 504, "request_expired": 504, "request_cancelled": 499, "no_workers": 503, "overloaded": 503}
+_STATUS = {
+    **dict.fromkeys(("context_length_exceeded", "kv_pool_too_small", "sampling_invalid", "token_id_invalid"), 400),
+    "deadline_exceeded": 504,
+    "request_expired": 504,
+    "request_cancelled": 499,
+    "no_workers": 503,
+    "overloaded": 503,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class Completion:
         self.subscription.close()
         self.runtime.open_requests -= 1
         if not self.ended:
-            self.runtime.background(in_database(cancel, tenant_id=self.key.tenant_id, request_id=self.request_id))
+            self.runtime.cancels.put(self.key.tenant_id, self.request_id)
         self.runtime.background(
             self.runtime.limiter.release(self.key, request_id=self.request_id, unused_tokens=self.unused_tokens)
         )

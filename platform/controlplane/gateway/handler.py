@@ -76,13 +76,18 @@ def _too_large() -> BodyTooLarge:
 
 
 class EventStream(HttpResponseBase):
-    """Server-sent events. The generator is closed when the client is gone, wherever it stands."""
+    """Server-sent events. The generator is closed when the client is gone, wherever it stands.
+
+    `release` is called in every case, also where the client was gone before the first event: a generator that never began runs none
+    of its clean-up.
+    """
 
     streaming = True
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], release: Callable[[], None]) -> None:
         super().__init__(content_type="text/event-stream; charset=utf-8")
         self.events = events
+        self.release = release
         self["Cache-Control"] = "no-cache"
         self["X-Accel-Buffering"] = "no"
 
@@ -122,7 +127,11 @@ class GatewayHandler(ASGIHandler):
             cast(GatewayRequest, request).inbox = inbox
             response = await self.get_response_async(request)
         assert response is not None
-        await self.send_response(response, _bounded(send))
+        try:
+            await self.send_response(response, _bounded(send))
+        finally:
+            if isinstance(response, EventStream):
+                response.release()
 
     async def send_response(self, response: HttpResponseBase, send: Any) -> None:
         if not isinstance(response, EventStream):

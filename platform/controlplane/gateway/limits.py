@@ -42,6 +42,8 @@ KEY_CACHE_ROWS = 10_000
 CATALOGUE_CACHE_S = 1.0  # models, tiers, prices
 TARIFF_CACHE_ROWS = 1_000
 FLEET_CACHE_S = 0.5
+CANCELS_AT_ONCE = 50  # cancelled in one turn of a database thread
+CANCEL_RETRY_S = 0.5
 STALE_S = 10.0  # catalogue, prices and fleet may be this much older while a fresh copy is on its way; keys may not
 
 # Readiness and admission

@@ -20,6 +20,7 @@ from controlplane.catalog.selectors import served_models, service_tiers
 from controlplane.errors import InternalError
 from controlplane.fleet.selectors import Fleet, fleet
 from controlplane.gateway import limits, threads
+from controlplane.gateway.cancels import Cancels
 from controlplane.gateway.threads import in_database
 from controlplane.keys.verification import KeyRecord, key_record
 from inference.contracts import ClassPolicy
@@ -94,6 +95,7 @@ class Runtime:
         self.redis = limiter_connections(settings.REDIS_URL)
         self.limiter = Limiter(self.redis)
         self.open_requests = 0
+        self.cancels = Cancels()
         self.catalogue: Fresh[None, Catalogue] = Fresh(
             lambda _: in_database(_catalogue), limits.CATALOGUE_CACHE_S, stale_s=limits.STALE_S
         )
@@ -150,6 +152,7 @@ class Runtime:
             log.warning("not warmed up: %s: %s", type(error).__name__, error)
 
     async def close(self) -> None:
+        await self.cancels.drained(timeout_s=5)
         while self._background:
             await asyncio.wait(self._background, timeout=5)
         if self._reader is not None:

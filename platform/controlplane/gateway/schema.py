@@ -194,8 +194,8 @@ def _stop(data: Object) -> tuple[str, ...]:
     if not isinstance(strings, list) or len(strings) > limits.STOP_STRINGS:
         raise _invalid("stop", f"a string or a list of at most {limits.STOP_STRINGS} strings")
     for string in strings:
-        if not _is_text(string) or not 1 <= len(string) <= limits.STOP_CHARACTERS:
-            raise _invalid("stop", f"strings of 1 to {limits.STOP_CHARACTERS} characters")
+        if not _is_text(string) or not 1 <= len(string) <= limits.STOP_CHARACTERS or "\0" in string:  # PostgreSQL stores no NUL
+            raise _invalid("stop", f"strings of 1 to {limits.STOP_CHARACTERS} characters, without NUL")
     return tuple(strings)
 
 

@@ -27,7 +27,7 @@ async def chat_completions(call: Call) -> HttpResponseBase:
     chat = chat_request(await call.body())
     admitted = await admit(call, chat)
     if chat.stream:
-        return EventStream(events(admitted, include_usage=chat.include_usage))
+        return EventStream(events(admitted, include_usage=chat.include_usage), release=admitted.completion.close)
     return json_response(await whole(admitted))
 
 

@@ -16,6 +16,7 @@ def console_settings(middleware: Sequence[str]) -> dict[str, Any]:
     return {
         "MIDDLEWARE": ["controlplane.console.middleware.static_files", "controlplane.console.middleware.as_operator", *middleware],
         "LOGIN_URL": reverse_lazy("console:login"),
+        "LOGIN_REDIRECT_URL": reverse_lazy("console:index"),
         "SESSION_COOKIE_NAME": "brigade_console",
         "SESSION_COOKIE_PATH": "/console/",
         "SESSION_COOKIE_AGE": SESSION_S,

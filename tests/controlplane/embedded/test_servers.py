@@ -73,6 +73,23 @@ def test_what_was_committed_survives_kill_9(postgres: Postgres, data: DataFolder
         assert connection.execute("SELECT n FROM kept").fetchall() == [(7,)]
 
 
+def test_a_database_that_starts_again_leaves_the_other_server_alone(postgres: Postgres, data: DataFolder) -> None:
+    """Both name the sockets' folder on their command lines; only what a killed postmaster left may be ended."""
+    valkey = Valkey(data)
+    valkey.start()
+    try:
+        postgres.start()
+        assert postgres.process
+        postgres.process.kill()
+        postgres.process.wait()
+        postgres.start()
+        assert valkey.answers()
+        assert valkey.process
+        assert valkey.process.poll() is None
+    finally:
+        valkey.stop()
+
+
 def test_a_stale_pid_file_that_names_a_living_process_is_no_obstacle(postgres: Postgres, data: DataFolder) -> None:
     postgres.start()
     pid_file = postgres.folder / "postmaster.pid"

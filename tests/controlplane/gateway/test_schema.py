@@ -121,6 +121,8 @@ def test_what_is_not_supported_is_refused_by_name(field: str, value: object) -> 
         ("stop", ["a"] * 5),
         ("stop", ["x" * 257]),
         ("stop", [1]),
+        ("stop", "\0"),
+        ("stop", ["a\0b"]),
         ("stop", {"a": 1}),
         ("user", 5),
         ("user", "x" * 257),

@@ -142,6 +142,8 @@ def test_a_cancelled_ready_request_is_billed_what_prefill_did(make_request: Make
     billed = dict(UsageRow.objects.filter(request_id=request.id, billable=True).values_list("meter", "quantity"))
     assert (billed[Meter.PREFILL_COMPUTED], billed[Meter.PREFILL_CACHED], billed[Meter.DECODE]) == (4, 16, 1)
     assert request_cancel_flag(request_id=request.id) is None
+    request.refresh_from_db()
+    assert request.completion_tokens == 1  # the receipt says what the bill says
 
 
 def test_a_flagged_request_is_not_claimed_any_more(make_request: MakeRequest, claim_request: ClaimRequest) -> None:

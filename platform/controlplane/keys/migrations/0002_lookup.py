@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
             sql=[
                 "GRANT SELECT, INSERT, UPDATE, DELETE ON keys_apikey TO brigade_system",
                 "REVOKE ALL ON keys_apikey FROM brigade_app",
-                "GRANT SELECT, INSERT, UPDATE ON keys_apikey TO brigade_app",
+                "GRANT SELECT, UPDATE (last_used_at) ON keys_apikey TO brigade_app",
                 FUNCTION,
                 "REVOKE ALL ON FUNCTION keys_lookup(uuid) FROM PUBLIC",
                 "GRANT EXECUTE ON FUNCTION keys_lookup(uuid) TO brigade_app, brigade_system",
