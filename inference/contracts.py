@@ -183,6 +183,7 @@ class PrefillResult(Wire):
     kv_token_us: int
     prefill_ms: float
     ttft_ms: float
+    wait_ms: float = 0.0  # in the worker, before its engine began
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -201,9 +202,11 @@ class StreamReader:
         self._task: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
         self._wake_again = False
+        self._heard_at = float("-inf")
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="stream reader")
+        self.wake()  # the first answer, and with it the news that Valkey is there, comes at once
 
     async def close(self) -> None:
         if self._task is not None:
@@ -211,6 +214,11 @@ class StreamReader:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._redis.aclose()
+
+    @property
+    def silent_s(self) -> float:
+        """Since Valkey last answered a read; an idle one answers every READER_BLOCK_MS."""
+        return time.monotonic() - self._heard_at
 
     def subscribe(self, request_id: str) -> Subscription:
         subscription = Subscription(self, request_id)
@@ -245,6 +253,7 @@ class StreamReader:
     async def _read_once(self) -> None:
         wanted: dict[Any, Any] = {key: sub.last_id for key, sub in self._subscriptions.items() if not sub.full}
         answer = await self._redis.xread({self._wake_key: self._wake_id, **wanted}, block=READER_BLOCK_MS, count=READER_BACKLOG)
+        self._heard_at = time.monotonic()
         for raw_key, entries in _pairs(answer):
             key = raw_key.decode()
             if key == self._wake_key:

@@ -1,7 +1,8 @@
 """Who computes what in the next step. Plain Python over sequences and the block manager.
 
-Order is by rank (priority, then arrival) everywhere. A step is either one piece of a prompt that began alone, or every decoding
-request's next token and then chunks of prompts, within `step_tokens` rows.
+Order is by rank (priority, then arrival). A step is either one piece of a prompt that is alone, or every decoding request's next
+token and then chunks of prompts, within `step_tokens` rows: the first in rank has its chunk, so that it is done at last; what is
+left goes to the shortest of its class, so that a short prompt does not wait for a long one.
 
 Blocks: a prompt gets all of its blocks when it is admitted, a decoding request one at a time. When there is none, the last in rank
 of those at or behind the one in need gives up all of its blocks and computes again later (preemption). It comes back only with all
@@ -10,6 +11,7 @@ the blocks that it can ever need, so it asks for none again; and it is taken at 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -75,22 +77,17 @@ class Scheduler:
     # -- the prompt that is alone ----------------------------------------------------------------------------------------------
 
     def _whole(self) -> Sequence | None:
-        """A prompt that began alone and is not complete.
-
-        Others' prompts wait for it; somebody more important does not, nor does a request that is decoding.
-        """
+        """A prompt that has the engine for itself takes large pieces: nobody waits. When another comes it is one of two."""
         everybody = self.running + self.waiting
-        if len(everybody) == 1:
-            self._admit_waiting()
-            for sequence in self.running:
-                sequence.whole = sequence.pending > 1
-        whole = next((sequence for sequence in self.running if sequence.whole), None)
-        if whole is None:
+        for sequence in everybody:
+            sequence.whole = False
+        if len(everybody) != 1:
             return None
-        urgent = any(other.request.priority < whole.request.priority for other in everybody)
-        urgent = urgent or any(other.pending == 1 for other in self.running)
-        whole.whole = whole.pending > 1 and not urgent
-        return whole if whole.whole else None
+        self._admit_waiting()
+        alone = next((sequence for sequence in self.running if sequence.pending > 1), None)
+        if alone is not None:
+            alone.whole = True
+        return alone
 
     def took(self, plan: list[Chunk], duration_us: int) -> None:
         """Fits the pieces of a whole run to this machine and to the context that they read."""
@@ -116,7 +113,9 @@ class Scheduler:
 
     def _demand_before(self, sequence: Sequence) -> int:
         """Rows that running requests which go first would take of the next step: blocks are not taken long before their turn."""
-        return sum(min(one.pending, self.config.chunk_tokens) for one in self.running if one.rank < sequence.rank)
+        prompts = [*(one for one in self.running if one.pending > 1), sequence]
+        before = itertools.takewhile(lambda one: one is not sequence, _turns(prompts))
+        return sum(min(one.pending, self.config.chunk_tokens) for one in before)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Looks the prompt up and takes the blocks that are missing; all or nothing."""
@@ -168,8 +167,8 @@ class Scheduler:
                 yield Chunk(sequence, sequence.kv_tokens, 1)
 
     def _prefills(self, budget: int) -> Iterator[Chunk]:
-        for sequence in self.running:
-            if sequence.pending > 1 and budget > 0:
+        for sequence in _turns([one for one in self.running if one.pending > 1]):
+            if budget > 0:
                 count = min(sequence.pending, self.config.chunk_tokens, budget)
                 budget -= count
                 yield Chunk(sequence, sequence.kv_tokens, count)
@@ -202,6 +201,12 @@ class Scheduler:
         sequence.preemptions += 1
         sequence.whole = False
         self.add(sequence)
+
+
+def _turns(prompts: list[Sequence]) -> list[Sequence]:
+    """The first in rank, then by class and by what is left to compute."""
+    ranked = sorted(prompts, key=_rank)
+    return ranked[:1] + sorted(ranked[1:], key=lambda one: (one.request.priority, one.pending, one.arrival))
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

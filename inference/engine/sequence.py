@@ -52,7 +52,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     preemptions: int = 0
     bypassed: int = 0
-    whole: bool = False  # a prompt that began alone: steps are its own until it is complete
+    whole: bool = False  # a prompt that has the engine for itself
     fused: bool = False
     transfer_open: bool = False
     fresh: int = 0  # trailing blocks that a transfer writes

@@ -73,6 +73,7 @@ class Job:
             kv_token_us=usage.kv_token_us,
             prefill_ms=usage.prefill_ms,
             ttft_ms=self.ttft_ms or 0.0,
+            wait_ms=usage.queue_ms,
         )
 
     def outcome(self, usage: PhaseUsage, reasons: tuple[FinishReason, ...] = (), verdict: Verdict | None = None) -> RequestOutcome:
@@ -94,7 +95,7 @@ class Job:
 
     def _timing(self, usage: PhaseUsage, before: PrefillResult | None) -> dict[str, Any]:
         timing: dict[str, Any] = {
-            "queue": self.claim.queue_ms,
+            "queue": self.claim.queue_ms + (before.wait_ms if before else usage.queue_ms),
             "prefill": before.prefill_ms if before else usage.prefill_ms,
             "transfer": self.transfer_ms,
             "ttft": self.ttft_ms,

@@ -86,6 +86,9 @@ async def readyz(request: HttpRequest) -> HttpResponse:
     """Whether a request would be served now; without a key, so it names no worker and no host."""
     try:
         ready, parts = readiness(await runtime().fleet.get(None, stale_allowed=False), heartbeat_s=limits.HEARTBEAT_S)
+        silent_s = (await runtime().reader()).silent_s
+        parts["streams"] = {"ready": silent_s <= limits.HEARTBEAT_S}
+        ready = ready and parts["streams"]["ready"]
     except Exception as error:
         log.warning("not ready: %s: %s", type(error).__name__, error)
         ready, parts = False, {"database": {"ready": False}}

@@ -17,6 +17,7 @@ from billing.metering.services import ingest_usage
 from controlplane.gateway import limits
 from inference.coordination.models import Heartbeat, Worker
 from inference.requests.models import State
+from inference.streams import StreamReader
 from tests.controlplane.conftest import Job, ScriptedWorker, Stage, Tenant, chat, open_requests, request_rows, wait_for
 
 
@@ -97,12 +98,21 @@ def test_an_id_that_is_none_is_404(gateway: str, stage: Stage) -> None:
 
 def test_healthz_asks_nobody_and_readyz_names_its_parts(gateway: str, stage: Stage) -> None:
     assert httpx.get(f"{gateway}/healthz").json() == {"status": "ok"}
+    wait_for(lambda: httpx.get(f"{gateway}/readyz").status_code == 200)
     ready = httpx.get(f"{gateway}/readyz")
-    assert ready.status_code == 200
-    assert set(ready.json()["parts"]) == {"dispatcher", "reaper", "ingest", "prefill", "decode"}
+    assert set(ready.json()["parts"]) == {"dispatcher", "reaper", "ingest", "prefill", "decode", "streams"}
+
+
+def test_readyz_is_503_when_valkey_does_not_answer(gateway: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for(lambda: httpx.get(f"{gateway}/readyz").status_code == 200)
+    monkeypatch.setattr(StreamReader, "silent_s", 60.0)
+    ready = httpx.get(f"{gateway}/readyz")
+    assert ready.status_code == 503
+    assert [name for name, state in ready.json()["parts"].items() if not state["ready"]] == ["streams"]
 
 
 def test_readyz_is_503_when_a_part_makes_no_progress(gateway: str, stage: Stage) -> None:
+    wait_for(lambda: httpx.get(f"{gateway}/readyz").status_code == 200)
     past = timezone.now() - timedelta(minutes=1)
     missing = []
     for part in ("dispatcher", "reaper", "ingest", "prefill", "decode"):
@@ -118,7 +128,7 @@ def test_readyz_is_503_when_a_part_makes_no_progress(gateway: str, stage: Stage)
 def test_one_worker_may_hold_both_roles(gateway: str, stage: Stage) -> None:
     Worker.objects.filter(slot="w0").delete()
     Worker.objects.filter(slot="w1").update(roles=["prefill", "decode"])
-    assert httpx.get(f"{gateway}/readyz").status_code == 200
+    wait_for(lambda: httpx.get(f"{gateway}/readyz").status_code == 200)
 
 
 HOSTILE = [

@@ -39,12 +39,30 @@ def test_a_prompt_that_is_alone_runs_whole(monkeypatch: pytest.MonkeyPatch) -> N
     one = engine(chunk_tokens=16, sub_chunk_tokens=64, step_tokens=64)
     seen = plans(one, monkeypatch)
     one.add(request("a", prompt(150)))
+    for _ in range(3):
+        one.step()
+    assert seen == [[("a", 0, 64)], [("a", 64, 64)], [("a", 128, 22)]]
+
+
+def test_a_prompt_is_no_longer_alone_when_another_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = engine(chunk_tokens=16, sub_chunk_tokens=64, step_tokens=64)
+    seen = plans(one, monkeypatch)
+    one.add(request("a", prompt(150)))
     one.step()
-    one.add(request("late", prompt(20)))
+    one.add(request("late", prompt(10)))
     one.step()
+    assert seen == [[("a", 0, 64)], [("a", 64, 16), ("late", 0, 10)]]
+
+
+def test_a_short_prompt_waits_for_no_number_of_long_ones_and_the_first_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = engine(chunk_tokens=16, step_tokens=40, max_running=8)
+    seen = plans(one, monkeypatch)
+    for name in ("a", "b", "c"):
+        one.add(request(name, prompt(150)))
     one.step()
+    one.add(request("short", prompt(10)))
     one.step()
-    assert seen == [[("a", 0, 64)], [("a", 64, 64)], [("a", 128, 22)], [("a", 150, 1), ("late", 0, 16)]]
+    assert [(name, count) for name, _, count in seen[1]] == [("a", 16), ("short", 10), ("b", 14)]
 
 
 def test_somebody_more_important_ends_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
