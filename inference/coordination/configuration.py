@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ def config_set(*, name: str, value: Any) -> None:
     if setting is None:
         raise UnknownSetting(f"no setting {name!r}; there are: {', '.join(SETTINGS)}")
     if value not in setting.allowed:
-        raise UnknownSetting(f"{name} is one of {', '.join(map(repr, setting.allowed))}")
+        raise UnknownSetting(f"{name} is one of {', '.join(map(json.dumps, setting.allowed))}")
     entry, created = ConfigEntry.objects.get_or_create(name=name, defaults={"value": value})
     if not created:
         entry.value, entry.version = value, entry.version + 1

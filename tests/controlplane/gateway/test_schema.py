@@ -75,7 +75,7 @@ def test_what_clients_send_as_defaults_is_accepted() -> None:
         ("tools", [{"type": "function"}]),
         ("tool_choice", {"type": "function"}),
         ("functions", [{}]),
-        ("parallel_tool_calls", True),
+        ("parallel_tool_calls", False),
         ("reasoning_effort", "low"),
         ("audio", {}),
         ("store", True),

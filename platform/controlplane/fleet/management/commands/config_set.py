@@ -11,7 +11,7 @@ from inference.coordination.configuration import SETTINGS, Configuration, Unknow
 
 
 class Command(BaseCommand):
-    help = "Changes a run-time setting; processes see it within a second."
+    help = "Changes a run-time setting, or shows it; processes see a change within a second."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", nargs="?")
@@ -23,12 +23,16 @@ class Command(BaseCommand):
             for setting in SETTINGS.values():
                 self.stdout.write(f"{setting.name} = {json.dumps(configuration[setting.name])}  ({setting.meaning})")
             return
+        if name not in SETTINGS:
+            raise CommandError(f"no setting {name!r}; there are: {', '.join(SETTINGS)}")
         if value is None:
-            raise CommandError("give a value")
+            self.stdout.write(json.dumps(Configuration()[name]))
+            return
         try:
             config_set(name=name, value=_value(value))
         except UnknownSetting as error:
             raise CommandError(str(error)) from error
+        self.stdout.write(f"{name} = {json.dumps(_value(value))}")
 
 
 def _value(raw: str) -> Any:
