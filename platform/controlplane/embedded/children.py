@@ -8,17 +8,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from django.conf import settings
 
 from controlplane.embedded.logs import LogFile
+from controlplane.embedded.paths import BASE
 from controlplane.embedded.postgres import Postgres
 from controlplane.embedded.processes import spawn
 from controlplane.embedded.supervisor import Child
 from controlplane.embedded.valkey import Valkey
 
-BASE = Path(__file__).resolve().parents[3]
 MANAGE = (sys.executable, str(BASE / "manage.py"))
 GATEWAY, WORK, SERVERS = 0, 1, 2  # the order of stopping
 GATEWAY_STOP_S, WORK_STOP_S, SERVER_STOP_S = 4.0, 3.0, 3.0
@@ -55,6 +54,7 @@ def _worker(role: str) -> Program:
     slot = f"{role}-0"
     threads = str(settings.WORKER_THREADS)
     env = _role("system", OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, WORKER_GRACE_S=str(int(WORK_STOP_S) - 1))
+    env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would slow the other worker
     return Program(f"worker-{slot}", (*MANAGE, "worker", "--slot", slot, "--roles", role), env, slot=slot)
 
 

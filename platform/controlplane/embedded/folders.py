@@ -35,7 +35,7 @@ class FolderLock:
         self.data = data
 
     def __enter__(self) -> FolderLock:
-        self.data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.data.make()
         self.file = self.path.open("a+")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+BASE = Path(__file__).resolve().parents[3]  # where manage.py is
+
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
@@ -70,10 +72,14 @@ class DataFolder:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    def make(self) -> None:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def secret_key(self) -> str:
-        """Made at the first start, so that a newcomer needs no configuration."""
+        """Made at the first start, so that a newcomer needs no configuration. Without a data folder: one for this process only."""
         path = self.root / "secret.key"
-        self.root.mkdir(parents=True, exist_ok=True)
+        if not self.root.exists():
+            return secrets.token_hex(32)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -81,3 +87,8 @@ class DataFolder:
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
         return path.read_text().strip()
+
+
+def data_folder() -> DataFolder:
+    """BRIGADE_DATA, from the current directory if relative; unset: `.data` beside manage.py, wherever the command is given."""
+    return DataFolder(Path(os.environ.get("BRIGADE_DATA", "").strip() or BASE / ".data").absolute())

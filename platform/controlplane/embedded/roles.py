@@ -23,7 +23,7 @@ def database_setup(server: Server, *, secret_key: str, tests: bool = False) -> N
 
     `tests` lets the owner make test databases and take the other two roles (SET ROLE); never for a real installation.
     """
-    with _maintenance(server) as connection:
+    with maintenance(server) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", [LOCK])
         for role in ROLES:
             _role_ensure(connection, server, role, secret_key)
@@ -63,7 +63,7 @@ def _connect(server: Server, name: str) -> Connection:
 
 
 @contextmanager
-def _maintenance(server: Server) -> Iterator[Connection]:
+def maintenance(server: Server) -> Iterator[Connection]:
     """The database `postgres`; where a server has none, our own, which must exist then."""
     try:
         connection = _connect(server, "postgres")

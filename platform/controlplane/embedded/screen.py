@@ -17,20 +17,23 @@ class Screen:
         self.line_is_open = False
 
     @contextmanager
-    def step(self, title: str) -> Iterator[None]:
-        """One line for a step, with the time it took; what is said in between goes below."""
+    def step(self, title: str, result: str = "") -> Iterator[None]:
+        """One line for a step, ended by `result` and the time it took.
+
+        What is said in between goes below; then the title is said again, with its result.
+        """
         began = time.monotonic()
-        self._write(f"  {title:<44}")
+        self._write(f"  {title:<46}")
         self.line_is_open = True
         try:
             yield
         except BaseException:
             self._end(title, "failed")
             raise
-        self._end(title, f"{time.monotonic() - began:6.1f} s")
+        self._end(title, f"{result:<6}{time.monotonic() - began:6.1f} s")
 
     def _end(self, title: str, result: str) -> None:
-        self._write((result if self.line_is_open else f"  {title:<44}{result}") + "\n")
+        self._write((result if self.line_is_open else f"  {title:<46}{result}") + "\n")
         self.line_is_open = False
 
     def _write(self, text: str) -> None:

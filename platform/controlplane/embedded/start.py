@@ -17,9 +17,11 @@ from django.db import Error as DatabaseError
 from django.db import connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from controlplane.embedded.children import BASE, MANAGE, environment, program_child, programs, server_child
+from controlplane.embedded.children import MANAGE, environment, program_child, programs, server_child
 from controlplane.embedded.errors import NotReady, PortInUse, StepFailed
 from controlplane.embedded.folders import FolderLock, private_folder, remove_folder
+from controlplane.embedded.outside import outside_servers_check
+from controlplane.embedded.paths import BASE
 from controlplane.embedded.postgres import Postgres
 from controlplane.embedded.processes import end_orphans
 from controlplane.embedded.roles import database_setup
@@ -51,6 +53,7 @@ class Serve:
             port = free_port(settings.BIND, settings.PORT)
             self.signals.install()
             try:
+                outside_servers_check()
                 self._clear_leavings()
                 self.supervisor.start_guard()
                 stack.callback(self._stop)
@@ -73,7 +76,7 @@ class Serve:
         with step("Demo tenant"):
             credentials = demo_create()
         connections.close_all()
-        with step("Gateway, dispatcher and workers ready"):
+        with step("Waiting for gateway, dispatcher and workers", "ready"):
             self._wait_ready(port)
         return credentials
 
@@ -111,7 +114,7 @@ class Serve:
                 raise NotReady(f"not ready after {READY_TIMEOUT_S} s; missing: {missing}. See the logs in {self.data.logs}")
             if now - news_at > FIRST_NEWS_S:
                 news_at = now
-                say(f"    waiting for: {missing}")
+                say(f"    not there yet: {missing}")
             self.signals.wait(POLL_S)
 
     def _clear_leavings(self) -> None:
@@ -144,7 +147,7 @@ def model_ensure(name: str, folder: Path) -> None:
     if settings.TEST_HOOKS and name in ("tiny", "scripted"):
         ensure_oracle(name, folder)
     elif name in KNOWN_MODELS or not (folder / name).is_dir():
-        fetch(name, folder)
+        fetch(name, folder, lambda line: say(f"    {line}"))
 
 
 def migrate(port: int) -> None:
@@ -214,7 +217,8 @@ Brigade answers at {credentials.base_url} (started in {took_s:.1f} s)
 
 curl -N {credentials.base_url}/chat/completions \\
   -H "Authorization: Bearer {credentials.api_key}" -H "Content-Type: application/json" \\
-  -d '{{"model": "{settings.MODEL}", "stream": true, "messages": [{{"role": "user", "content": "What does a line cook do?"}}]}}'
+  -d '{{"model": "{settings.MODEL}", "stream": true, "max_tokens": 100,
+       "messages": [{{"role": "user", "content": "What does a line cook do?"}}]}}'
 
 API key    {credentials.api_key}
 Console    {credentials.console_url}

@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
 DatabaseRole = Literal["owner", "app", "system"]
 ROLES: tuple[DatabaseRole, ...] = ("owner", "app", "system")
+EXAMPLE = "postgresql://user:password@host:5432/brigade"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +35,43 @@ class Server:
 
     @classmethod
     def from_url(cls, url: str) -> Server:
-        parts = urlsplit(url)
+        """Errors show nothing of the URL but its scheme: what does not parse may be a password."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise ImproperlyConfigured(
+                f"DATABASE_URL: host and port do not parse; write it like {EXAMPLE} (a password's special characters as %XX)"
+            ) from None
+        if not parts.scheme:
+            raise ImproperlyConfigured(f"DATABASE_URL: not a URL like {EXAMPLE}")
         if parts.scheme not in ("postgres", "postgresql"):
-            raise ImproperlyConfigured(f"DATABASE_URL: scheme {parts.scheme!r} is not postgresql")
+            raise ImproperlyConfigured(f"DATABASE_URL: {parts.scheme!r} is not postgresql; write it like {EXAMPLE}")
         name = parts.path.lstrip("/")
         if not name:
-            raise ImproperlyConfigured("DATABASE_URL names no database: postgresql://user:password@host:5432/brigade")
+            raise ImproperlyConfigured(f"DATABASE_URL: names no database; write it like {EXAMPLE}")
         socket = parse_qs(parts.query).get("host", [""])[0]
         return cls(
             host=socket or parts.hostname or "127.0.0.1",
-            port=str(parts.port or ""),
+            port=str(port or ""),
             name=unquote(name),
             user=unquote(parts.username or "postgres"),
             password=unquote(parts.password or ""),
         )
+
+    @property
+    def place(self) -> str:
+        """For people; without credentials."""
+        return f"database {self.name} on {self.host}" + (f":{self.port}" if self.port else "")
+
+
+def connection_failure(error: BaseException | None) -> str | None:
+    """Why no connection could be made or kept, in one line; None where a server refused a statement."""
+    if not isinstance(error, psycopg.OperationalError) or (error.sqlstate or "08")[:2] != "08":
+        return None
+    text = str(error).strip()
+    reasons = re.findall(r"failed: (?!connection to server)([^\n]+)", text)
+    return str(reasons[-1] if reasons else text.partition("\n")[0])
 
 
 def role_name(role: DatabaseRole) -> str:

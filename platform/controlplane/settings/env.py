@@ -28,9 +28,14 @@ def text(name: str, default: str = "") -> str:
 
 def integer(name: str, default: int, *, least: int | None = None, most: int | None = None) -> int:
     def parse(raw: str) -> int:
-        value = int(raw)
-        if (least is not None and value < least) or (most is not None and value > most):
-            raise ValueError(f"{value} is outside {least} to {most}")
+        try:
+            value = int(raw)
+        except ValueError:
+            raise ValueError(f"{raw!r} is not a whole number") from None
+        if least is not None and value < least:
+            raise ValueError(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise ValueError(f"{value} is more than {most}")
         return value
 
     return _read(name, default, parse)
@@ -66,3 +71,5 @@ def secret(name: str, default: str = "") -> str:
         return Path(path).read_text().strip()
     except OSError as error:
         raise ImproperlyConfigured(f"{name}_FILE: {error}") from error
+    except UnicodeDecodeError:
+        raise ImproperlyConfigured(f"{name}_FILE: {path} is not a text file") from None

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import cast
 
 from django.core.exceptions import ImproperlyConfigured
 
-from controlplane.embedded.paths import DataFolder
+from controlplane.embedded.paths import data_folder
 from controlplane.settings import env
 from controlplane.settings.console import console_settings
 from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
 from controlplane.settings.logs import logging_settings
 from controlplane.settings.queues import celery_settings
 
-DATA = DataFolder(Path(env.text("BRIGADE_DATA", ".data")).absolute())
+DATA = data_folder()
 PORT = env.integer("PORT", DATA.running_port() or 8000, least=0, most=65535)
 BIND = env.text("BRIGADE_BIND", "127.0.0.1")
 ENVIRONMENT = env.choice("BRIGADE_ENVIRONMENT", "local", ("local", "production"))
 DEBUG = env.boolean("BRIGADE_DEBUG")
 TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
 SECRET_KEY_IS_SET = bool(env.secret("BRIGADE_SECRET_KEY"))
-SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
 LOGGING = logging_settings(env.choice("BRIGADE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")))
 
 # Where state lives. Unset: the servers that `manage.py serve` starts in the data folder.
-DATABASE_ROLE = cast(DatabaseRole, env.text("BRIGADE_DATABASE_ROLE", "system"))
-if DATABASE_ROLE not in ROLES:
-    raise ImproperlyConfigured(f"BRIGADE_DATABASE_ROLE: {DATABASE_ROLE!r} is none of {', '.join(ROLES)}")
+DATABASE_ROLE = cast(DatabaseRole, env.choice("BRIGADE_DATABASE_ROLE", "system", ROLES))
 DATABASE_IS_EMBEDDED = not env.secret("DATABASE_URL")
 REDIS_IS_EMBEDDED = not env.secret("REDIS_URL")
 BROKER_IS_EMBEDDED = not env.secret("BROKER_URL")
 DATABASE_URL = env.secret("DATABASE_URL") or DATA.database_url
 DATABASE_SERVER = Server.from_url(DATABASE_URL)
+
+# A key that ends with its process would do harm where passwords or API keys derive from it.
+if not (SECRET_KEY_IS_SET or DATA.root.exists()) and (DATABASE_SERVER.password or env.text("BRIGADE_PROCESS") == "gateway"):
+    raise ImproperlyConfigured(f"BRIGADE_SECRET_KEY: not set, and {DATA.root} is not there to hold a key; set it or BRIGADE_DATA")
+try:
+    SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
+except OSError as error:
+    raise ImproperlyConfigured(f"BRIGADE_DATA: {error}") from error
+
 DATABASE_POOL = env.integer("BRIGADE_DATABASE_POOL", 0, least=0, most=200)
 DATABASES = {
     "default": django_database(DATABASE_SERVER, DATABASE_ROLE, SECRET_KEY, pool_size=DATABASE_POOL),
