@@ -64,16 +64,21 @@ def test_two_set_ups_at_once_make_one_database_whose_roles_can_harm_nothing(made
     assert rows == [(role_name(role), False, False, False, True) for role in ("app", "owner", "system")]
 
 
-def test_only_the_owner_makes_tables_and_the_others_use_them(made: Server) -> None:
+def test_only_the_owner_makes_tables_and_system_uses_them_and_app_where_it_may(made: Server) -> None:
     def open_as(role: str) -> psycopg.Connection:
         return _connect(made, f"brigade_{role}", role_password(made, role, settings.SECRET_KEY))  # type: ignore[arg-type]
 
-    with open_as("owner") as owner, open_as("app") as app:
+    add = "INSERT INTO things (name) VALUES ('a') RETURNING id"
+    with open_as("owner") as owner, open_as("app") as app, open_as("system") as system:
         owner.execute("DROP TABLE IF EXISTS things; CREATE TABLE things (id bigserial, name text)")
-        assert app.execute("INSERT INTO things (name) VALUES ('a') RETURNING id").fetchone() == (1,)
-        for forbidden in ("CREATE TABLE other (id int)", "TRUNCATE things", "DROP TABLE things", "CREATE ROLE other"):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                app.execute(forbidden)
+        assert system.execute(add).fetchone() == (1,)
+        everybody = ("CREATE TABLE other (id int)", "TRUNCATE things", "DROP TABLE things", "CREATE ROLE other")
+        for user, forbidden in ((system, everybody), (app, (*everybody, add, "SELECT * FROM things"))):
+            for statement in forbidden:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    user.execute(statement)
+        owner.execute("GRANT SELECT ON things TO brigade_app")
+        assert app.execute("SELECT name FROM things").fetchall() == [("a",)]
 
 
 def test_strangers_on_the_same_server_cannot_enter(made: Server, admin: psycopg.Connection) -> None:
