@@ -24,8 +24,9 @@ from controlplane.console.display import (
     Table,
     age,
     badge,
+    charge,
+    meter_name,
     milliseconds,
-    money,
     number,
     parts,
     quantity,
@@ -138,7 +139,7 @@ def _tokens(now: datetime) -> Table:
     rows = []
     for meter in SOLD:
         many, amount = found.get(meter, (0, 0))
-        rows.append((text(meter.label), Cell(quantity(many, UNITS[meter]), "number"), money(int(amount))))
+        rows.append((text(meter_name(meter)), Cell(quantity(many, UNITS[meter]), "number"), charge(int(amount), used=many > 0)))
     return table(("meter", "quantity#", "amount#"), rows, title="Usage today")
 
 

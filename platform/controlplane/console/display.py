@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from inference.usage.models import Meter
+
 NANO = 1_000_000_000
 TOKEN_HOUR_US = 3_600_000_000
+TOKEN_SECOND_US = 1_000_000
 NONE = "—"
+LESS_THAN_ANY = "< $0.000000001"
+
+METERS: dict[str, str] = {
+    Meter.PREFILL_COMPUTED: "prompt tokens, computed",
+    Meter.PREFILL_CACHED: "prompt tokens, from cache",
+    Meter.DECODE: "completion tokens",
+    Meter.KV_TOKEN_SECONDS: "KV cache, token-seconds",
+    Meter.RECOMPUTED: "recomputed tokens",
+}
 
 STATE_KINDS = {
     "done": "good",
@@ -32,11 +44,15 @@ STATE_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`kind` is a class of the style sheet: number, code, or a badge (badge good, badge bad, ...)."""
+    """`kind` is a class of the style sheet: number, code, or a badge (badge good, badge bad, ...).
+
+    `decimals` is set where the text is an exact amount of money, so that its column can show as many.
+    """
 
     text: str
     kind: str = ""
     url: str = ""
+    decimals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +83,17 @@ class Part:
     kind: str
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], **options: Any) -> Table:
-    """A title that ends in `#` heads a column of numbers."""
+def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], *, foot: Sequence[Cell] = (), **options: Any) -> Table:
+    """A title that ends in `#` heads a column of numbers. All amounts of a column, the foot's too, get the same decimals."""
     columns = tuple(Cell(title.rstrip("#"), "number" if title.endswith("#") else "") for title in titles)
-    return Table(columns, tuple(tuple(row) for row in rows), **options)
+    lines = [*map(tuple, rows), *([tuple(foot)] if foot else [])]
+    most = [max(cell.decimals for cell in column) for column in zip(*lines, strict=True)]
+    lines = [tuple(_with_decimals(cell, many) for cell, many in zip(line, most, strict=True)) for line in lines]
+    return Table(columns, tuple(lines[:-1] if foot else lines), foot=lines[-1] if foot else (), **options)
+
+
+def _with_decimals(cell: Cell, decimals: int) -> Cell:
+    return replace(cell, text=cell.text + "0" * (decimals - cell.decimals)) if cell.decimals else cell
 
 
 def text(value: object, url: str = "") -> Cell:
@@ -90,7 +113,19 @@ def badge(state: str, shown: str = "") -> Cell:
 
 
 def money(amount_nano_usd: int | None) -> Cell:
-    return Cell(NONE if amount_nano_usd is None else usd(amount_nano_usd), "number")
+    if amount_nano_usd is None:
+        return Cell(NONE, "number")
+    shown = usd(amount_nano_usd)
+    return Cell(shown, "number", decimals=len(shown.partition(".")[2]))
+
+
+def charge(amount_nano_usd: int, *, used: bool) -> Cell:
+    """What use cost. Nothing that was used is shown as exactly zero: its remainder is carried on."""
+    return Cell(LESS_THAN_ANY, "number", decimals=9) if used and amount_nano_usd == 0 else money(amount_nano_usd)
+
+
+def meter_name(meter: str) -> str:
+    return METERS.get(meter, meter.replace("_", " "))
 
 
 def moment(at: datetime | None) -> Cell:
@@ -105,10 +140,10 @@ def milliseconds(value: Any) -> Cell:
     return Cell(duration_ms(value), "number")
 
 
-def usd(amount_nano_usd: int) -> str:
-    """Exact to the nano-dollar; at least cents are shown."""
+def usd(amount_nano_usd: int, *, decimals: int = 2) -> str:
+    """Exact to the nano-dollar; at least `decimals` are shown."""
     whole, part = divmod(abs(amount_nano_usd), NANO)
-    digits = f"{part:09d}".rstrip("0").ljust(2, "0")
+    digits = f"{part:09d}".rstrip("0").ljust(decimals, "0")
     return f"{'-' if amount_nano_usd < 0 else ''}${whole:,}.{digits}"
 
 
@@ -122,9 +157,11 @@ def usd_cents(amount_cents: int) -> str:
 
 
 def quantity(value: int | Decimal, unit: str) -> str:
+    """Exact: a token-second has six decimals, as it is counted in microseconds."""
     if unit != "token_microsecond":
         return f"{int(value):,} {unit}s"
-    return f"{Decimal(value) / TOKEN_HOUR_US:,.4f} token-hours"
+    seconds, rest_us = divmod(int(value), TOKEN_SECOND_US)
+    return f"{seconds:,}.{rest_us:06d} token-seconds"
 
 
 def unit_price(nano_usd: int, per: int, unit: str) -> str:

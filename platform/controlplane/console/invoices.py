@@ -14,6 +14,8 @@ from controlplane.console.display import (
     Fact,
     Table,
     badge,
+    charge,
+    meter_name,
     moment,
     money,
     number,
@@ -21,6 +23,7 @@ from controlplane.console.display import (
     table,
     text,
     unit_price,
+    usd,
     usd_cents,
 )
 from controlplane.console.filters import TenantFilter
@@ -33,6 +36,7 @@ LINES = 500
 @admin.register(Invoice, site=site)
 class InvoiceAdmin(RoomAdmin):
     title = "Invoices"
+    one, many = "invoice", "invoices"
     template = "invoice"
     list_display = ("period", "tenant_name", "state_label", "total", "residual", "built")
     list_filter = ("state", TenantFilter)
@@ -59,7 +63,7 @@ class InvoiceAdmin(RoomAdmin):
 
     @display(description="rounded away")  # type: ignore[untyped-decorator]
     def residual(self, row: Any) -> str:
-        return money(row.residual_nano_usd).text
+        return usd(row.residual_nano_usd, decimals=9)
 
     @display(description="built (UTC)")  # type: ignore[untyped-decorator]
     def built(self, row: Any) -> str:
@@ -103,10 +107,10 @@ def _line(line: InvoiceLine, project: str) -> tuple[Cell, ...]:
         text(project),
         text(line.model),
         text(line.service_tier),
-        text(f"{line.meter} {line.cache_tier}".strip()),
+        text(f"{meter_name(line.meter)} ({line.cache_tier})" if line.cache_tier else meter_name(line.meter)),
         number(line.requests),
         Cell(quantity(line.quantity, line.unit), "number"),
         Cell(unit_price(line.unit_price_nano_usd, line.unit_quantity, line.unit), "number"),
-        money(line.amount_nano_usd),
+        charge(line.amount_nano_usd, used=line.quantity * line.unit_price_nano_usd > 0),
         Cell(usd_cents(line.amount_cents), "number"),
     )

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from unfold.decorators import display
 
 from billing.ledger.models import LedgerEntry, LedgerTransaction
-from controlplane.console.display import Fact, Table, code, moment, money, number, table, text
+from controlplane.console.display import NONE, Fact, Table, code, moment, money, number, table, text, usd
 from controlplane.console.filters import TenantFilter
 from controlplane.console.site import RoomAdmin, site, tenant_link, url, with_tenant
 
@@ -21,6 +21,7 @@ ENTRIES = 500
 @admin.register(LedgerTransaction, site=site)
 class LedgerTransactionAdmin(RoomAdmin):
     title = "Ledger"
+    one, many = "ledger transaction", "ledger transactions"
     template = "ledger"
     list_display = ("number", "posted", "tenant_name", "description", "entry_count", "debit")
     list_filter = (TenantFilter,)
@@ -50,7 +51,7 @@ class LedgerTransactionAdmin(RoomAdmin):
 
     @display(description="moved")  # type: ignore[untyped-decorator]
     def debit(self, row: Any) -> str:
-        return money(row.debit_nano_usd).text
+        return NONE if row.debit_nano_usd is None else usd(int(row.debit_nano_usd), decimals=9)
 
     def detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         return {"title": f"Ledger transaction {row.pk}", "facts": _facts(row), "entries": _entries(row)}

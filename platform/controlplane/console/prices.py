@@ -12,7 +12,7 @@ from django.utils import timezone
 from unfold.decorators import display
 
 from billing.pricing.models import Price, PriceBook
-from controlplane.console.display import Cell, Fact, Table, badge, moment, number, table, text, unit_price
+from controlplane.console.display import Cell, Fact, Table, badge, meter_name, moment, number, table, text, unit_price
 from controlplane.console.site import RoomAdmin, site
 
 PRICES = 1000
@@ -28,6 +28,7 @@ def book_state(book: PriceBook, now: datetime) -> str:
 @admin.register(PriceBook, site=site)
 class PriceBookAdmin(RoomAdmin):
     title = "Price books"
+    one, many = "price book", "price books"
     template = "price_book"
     list_display = ("version", "name", "state_label", "effective", "published", "prices_count")
     ordering = ("-effective_from",)
@@ -72,7 +73,7 @@ def _prices(row: PriceBook) -> Table:
         (
             text(price.model),
             text(price.service_tier),
-            text(price.meter),
+            text(meter_name(price.meter)),
             text(price.cache_tier or "all"),
             Cell(unit_price(price.unit_price_nano_usd, price.unit_quantity, price.unit), "number"),
         )

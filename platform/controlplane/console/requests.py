@@ -13,14 +13,17 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from unfold.decorators import display
 
-from billing.metering.selectors import ReceiptLines, receipt_lines
+from billing.metering.selectors import ReceiptLine, ReceiptLines, receipt_lines
 from controlplane.console.display import (
+    NONE,
     Cell,
     Fact,
     Table,
     badge,
+    charge,
     code,
     instant,
+    meter_name,
     milliseconds,
     moment,
     money,
@@ -36,10 +39,25 @@ from controlplane.keys.models import ApiKey
 from controlplane.tenants.models import Organisation, Project
 from inference.requests.models import FINAL, InferenceRequest, RequestEvent, State
 from inference.requests.selectors import events_of
-from inference.usage.models import UsageRow
+from inference.usage.models import UNITS, Meter, UsageRow
 
 PUBLIC_PREFIX = "chatcmpl-"
 TIMINGS = ("queue", "prefill", "transfer", "ttft", "decode", "total")
+PHASES = ("prefill", "transfer", "decode")  # zero: it never began
+REASONS = {
+    "asked": "asked for by the policy or by the setting scheduling.path",
+    "one_token": "one token needs no decode worker",
+    "no_decode_worker": "no decode worker was alive",
+    "no_prefill_worker": "no prefill worker was alive",
+    "decode_full": "the decode workers had no room",
+    "one_worker_has_both_roles": "there was no second worker to hand over to",
+    "decode_moved": "the reserved decode worker was gone; another one went on",
+    "decode_gone": "no decode worker was left; the prefill worker went on",
+}
+CARRY_NOTE = (
+    "Amount in nano-dollars = quantity * price + carried in, without the fraction, which is carried into the tenant's next line "
+    "of the same price. A token-hour is 3,600 token-seconds."
+)
 LABELS = {
     State.DONE.value: "success",
     State.FAILED.value: "danger",
@@ -75,6 +93,7 @@ class PathFilter(admin.SimpleListFilter):
 @admin.register(InferenceRequest, site=site)
 class RequestAdmin(RoomAdmin):
     title = "Requests"
+    one, many = "request", "requests"
     template = "request"
     list_display = ("public", "state_label", "tenant_name", "model", "path_taken", "tokens", "ttft", "created")
     list_filter = ("state", PathFilter, TenantFilter, ModelFilter, DayFilter)
@@ -105,7 +124,7 @@ class RequestAdmin(RoomAdmin):
 
     @display(description="path")  # type: ignore[untyped-decorator]
     def path_taken(self, row: Any) -> str:
-        return row.path or "—"
+        return row.path or NONE
 
     @display(description="tokens in / out")  # type: ignore[untyped-decorator]
     def tokens(self, row: Any) -> str:
@@ -141,13 +160,26 @@ def receipt(row: InferenceRequest) -> dict[str, Any]:
 def _summary(row: InferenceRequest, rated: ReceiptLines | None) -> list[Fact]:
     return [
         Fact("State", badge(row.state), row.error_message),
-        Fact("Path", text(row.path), row.path_reason),
+        Fact("Path", text(row.path), path_reason(row)),
         Fact(
             "Tokens", number(row.prompt_tokens + row.completion_tokens), f"{row.prompt_tokens:,} in, {row.completion_tokens:,} out"
         ),
         Fact("TTFT", milliseconds(row.timing.get("ttft"))),
-        Fact("Charged", money(rated.total_nano_usd if rated else None), "" if rated else _why_not_rated(row)),
+        Fact("Charged", _total(rated) if rated else money(None), "" if rated else _why_not_rated(row)),
     ]
+
+
+def path_reason(row: InferenceRequest) -> str:
+    """In words, and only where it says more than the path does."""
+    return "" if row.path_reason == row.path else REASONS.get(row.path_reason, row.path_reason)
+
+
+def _total(rated: ReceiptLines) -> Cell:
+    return charge(rated.total_nano_usd, used=any(_used(line) for line in rated.lines))
+
+
+def _used(line: ReceiptLine) -> bool:
+    return line.quantity * line.unit_price_nano_usd > 0
 
 
 def _why_not_rated(row: InferenceRequest) -> str:
@@ -176,19 +208,25 @@ def _run(row: InferenceRequest, usage: Iterable[UsageRow]) -> list[Fact]:
         Fact("Prefill worker", text(row.prefill_worker)),
         Fact("Decode worker", text(row.decode_worker)),
         Fact("Attempt", number(row.attempt), f"epoch {row.epoch}"),
-        Fact("Prompt computed", number(sums.get("prefill_computed", 0))),
-        Fact("Prompt from cache", number(sums.get("prefill_cached", 0))),
-        Fact("Completion", number(row.completion_tokens), f"of at most {row.max_tokens:,}"),
+        *[Fact(_name(meter), number(sums.get(meter, 0))) for meter in (Meter.PREFILL_COMPUTED, Meter.PREFILL_CACHED)],
+        Fact(_name(Meter.DECODE), number(row.completion_tokens), f"of at most {row.max_tokens:,}"),
         Fact("Finish", text(", ".join(row.finish_reasons)), row.error_code),
         Fact("Stream", text("yes" if row.stream else "no")),
         Fact("Deadline", moment(row.deadline_at)),
     ]
 
 
+def _name(meter: str) -> str:
+    name = meter_name(meter)
+    return name[:1].upper() + name[1:]
+
+
 def _timings(timing: dict[str, Any]) -> list[Fact]:
+    """A dash where something never happened, for which workers write zero: a phase, or a gap between two tokens."""
     itl = timing.get("itl") or {}
-    parts = [Fact(name.upper() if name == "ttft" else name.capitalize(), milliseconds(timing.get(name))) for name in TIMINGS]
-    return parts + [Fact(f"ITL {name}", milliseconds(itl.get(name))) for name in ("p50", "p95", "p99")]
+    shown = {name: timing.get(name) or None if name in PHASES else timing.get(name) for name in TIMINGS}
+    parts = [Fact(name.upper() if name == "ttft" else name.capitalize(), milliseconds(value)) for name, value in shown.items()]
+    return parts + [Fact(f"ITL {name}", milliseconds(itl.get(name) if itl.get("p99") else None)) for name in ("p50", "p95", "p99")]
 
 
 def _events(row: InferenceRequest, events: Sequence[RequestEvent]) -> Table:
@@ -209,7 +247,7 @@ def _events(row: InferenceRequest, events: Sequence[RequestEvent]) -> Table:
 def _usage(usage: Iterable[UsageRow]) -> Table:
     rows = [
         (
-            text(entry.meter),
+            text(meter_name(entry.meter)),
             text(entry.cache_tier),
             Cell(quantity(entry.quantity, entry.unit), "number"),
             text("tenant" if entry.billable else "us"),
@@ -222,24 +260,28 @@ def _usage(usage: Iterable[UsageRow]) -> Table:
 
 
 def _lines(row: InferenceRequest, rated: ReceiptLines | None) -> Table:
-    titles = ("meter", "cache tier", "quantity#", "price book#", "unit price#", "amount#")
+    titles = ("meter", "cache tier", "quantity#", "price book#", "unit price#", "carried in (nano-dollars)#", "amount#")
     if rated is None:
         return table(titles, (), title="Rated lines", empty=_why_not_rated(row).capitalize() + ".")
-    rows = [
-        (
-            text(line.meter),
-            text(line.cache_tier),
-            Cell(quantity(line.quantity, line.unit), "number"),
-            number(line.price_book),
-            Cell(unit_price(line.unit_price_nano_usd, line.unit_quantity, line.unit), "number"),
-            money(line.amount_nano_usd),
-        )
-        for line in rated.lines
-    ]
-    foot = (text("Total"), Cell(""), Cell(""), Cell(""), Cell(""), money(rated.total_nano_usd))
-    return table(titles, rows, title="Rated lines", foot=foot, empty="Nothing billable.")
+    foot = (text("Total"), *[Cell("")] * 5, _total(rated))
+    return table(titles, map(_line, rated.lines), title="Rated lines", foot=foot, note=CARRY_NOTE, empty="Nothing billable.")
+
+
+def _line(line: ReceiptLine) -> tuple[Cell, ...]:
+    return (
+        text(meter_name(line.meter)),
+        text(line.cache_tier),
+        Cell(quantity(line.quantity, line.unit), "number"),
+        number(line.price_book),
+        Cell(unit_price(line.unit_price_nano_usd, line.unit_quantity, line.unit), "number"),
+        Cell(f"{line.carry_in:,} / {line.unit_quantity:,}" if line.carry_in else "0", "number"),
+        charge(line.amount_nano_usd, used=_used(line)),
+    )
 
 
 def _not_charged(rated: ReceiptLines | None) -> Table:
-    rows = [(text(what), number(many)) for what, many in (rated.not_charged if rated else ())]
+    rows = [
+        (text(meter_name(what)), Cell(quantity(many, UNITS.get(what, "token")), "number"))
+        for what, many in (rated.not_charged if rated else ())
+    ]
     return table(("what", "quantity#"), rows, title="Not charged", empty="Nothing was done at our own cost.")

@@ -17,6 +17,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 from unfold.sites import UnfoldAdminSite
+from unfold.views import ChangeList
 
 from controlplane.tenants.models import Organisation
 
@@ -34,6 +35,10 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
 
     def has_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.is_active and request.user.is_staff)
+
+    def each_context(self, request: HttpRequest) -> dict[str, Any]:
+        """No link back to a site: there is none besides the console."""
+        return {**super().each_context(request), "site_url": None}
 
     def page(self, address: str, name: str) -> Callable[[View], View]:
         def register(view: View) -> View:
@@ -78,10 +83,18 @@ def noted(request: HttpRequest, row: Model, what: str) -> str:
     return what
 
 
+class RoomList(ChangeList):  # type: ignore[misc]  # unfold has no types
+    def get_results(self, request: HttpRequest) -> None:
+        """The page's title says nothing of a full count, which nobody has counted."""
+        super().get_results(request)
+        self.full_result_count = self.result_count
+
+
 class RoomAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
     """A list of rows with a page for each. Nothing is edited here: what changes rows are the rooms' services."""
 
     title = ""
+    one, many = "row", "rows"
     template = "detail"
     list_per_page = PAGE_ROWS
     list_max_show_all = PAGE_ROWS
@@ -105,6 +118,9 @@ class RoomAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
+
+    def get_changelist(self, request: HttpRequest, **options: Any) -> type[RoomList]:
+        return RoomList
 
     def detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """The page's `title` and whatever its template prints."""

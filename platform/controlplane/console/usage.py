@@ -14,7 +14,21 @@ from django.utils import timezone
 
 from billing.metering.models import UsageDay
 from controlplane.catalog.models import ServedModel
-from controlplane.console.display import Cell, Chart, Fact, Table, chart, money, quantity, table, text, usd, usd_short
+from controlplane.console.display import (
+    Cell,
+    Chart,
+    Fact,
+    Table,
+    charge,
+    chart,
+    meter_name,
+    money,
+    quantity,
+    table,
+    text,
+    usd,
+    usd_short,
+)
 from controlplane.console.site import render, site, tenant_names, url, uuid_or_none
 
 PERIODS = (7, 30, 90)
@@ -71,7 +85,7 @@ def _facts(rows: QuerySet[UsageDay]) -> list[Fact]:
     facts = []
     for meter, unit, many, amount in sums:
         total += int(amount)
-        facts.append(Fact(meter.replace("_", " "), Cell(quantity(many, unit), "number"), usd(int(amount))))
+        facts.append(Fact(meter_name(meter), Cell(quantity(many, unit), "number"), charge(int(amount), used=many > 0).text))
     return [Fact("Total", money(total)), *facts]
 
 
@@ -91,9 +105,9 @@ def _days(rows: QuerySet[UsageDay], names: Mapping[uuid.UUID, str]) -> Table:
             text(day),
             text(names.get(tenant_id, tenant_id), url("tenants_organisation_change", tenant_id)),
             text(model),
-            text(meter),
+            text(meter_name(meter)),
             Cell(quantity(many, unit), "number"),
-            money(int(amount)),
+            charge(int(amount), used=many > 0),
         )
         for day, tenant_id, model, meter, unit, many, amount in shown[:ROWS]
     ]

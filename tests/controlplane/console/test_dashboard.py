@@ -56,10 +56,10 @@ def test_todays_usage_and_revenue_come_from_rated_lines(acme: Tenant) -> None:
     assert facts()["Waits for rating"] == ("1", "0 with a fault")
     rated()
     usage = {row[0].text: row[1].text for row in pulse()["tokens"].rows}
-    assert usage["prompt tokens computed"] == "800 tokens"
-    assert usage["prompt tokens read from the prefix cache"] == "200 tokens"
-    assert usage["tokens generated"] == "50 tokens"
-    assert "tokens computed again for a reason of ours" not in usage
+    assert usage["prompt tokens, computed"] == "800 tokens"
+    assert usage["prompt tokens, from cache"] == "200 tokens"
+    assert usage["completion tokens"] == "50 tokens"
+    assert "recomputed tokens" not in usage
     assert facts()["Revenue today"][0] == usd_short(RatedRequest.objects.get().total_nano_usd)
     assert facts()["Waits for rating"] == ("0", "0 with a fault")
 

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.console.display import age, chart, duration_ms, parts, quantity, unit_price, usd, usd_cents
+from controlplane.console.display import (
+    METERS,
+    age,
+    charge,
+    chart,
+    duration_ms,
+    money,
+    parts,
+    quantity,
+    table,
+    text,
+    unit_price,
+    usd,
+    usd_cents,
+)
+from inference.usage.models import Meter
 
 
 @pytest.mark.parametrize(
@@ -27,9 +42,27 @@ def test_cents_keep_their_sign() -> None:
 
 def test_quantities_and_prices_carry_their_unit() -> None:
     assert quantity(1_234, "token") == "1,234 tokens"
-    assert quantity(5_400_000_000, "token_microsecond") == "1.5000 token-hours"
+    assert quantity(5_400_000_001, "token_microsecond") == "5,400.000001 token-seconds"
+    assert unit_price(500_000_000, 3_600_000_000_000_000, "token_microsecond") == "$0.50 / 1M token-hours"
     assert unit_price(100_000_000, 1_000_000, "token") == "$0.10 / 1M tokens"
     assert unit_price(3, 7, "token") == "$0.000000003 / 7 tokens"
+
+
+def test_the_amounts_of_a_column_have_the_same_decimals() -> None:
+    shown = table(("a", "b#"), [(text("x"), money(1_500_000_000)), (text("y"), money(None))], foot=(text("sum"), money(1_250)))
+    assert [row[1].text for row in (*shown.rows, shown.foot)] == ["$1.50000000", "—", "$0.00000125"]
+    assert [row[0].text for row in (*shown.rows, shown.foot)] == ["x", "y", "sum"]
+
+
+def test_what_was_used_never_costs_exactly_nothing() -> None:
+    assert [charge(0, used=used).text for used in (True, False)] == ["< $0.000000001", "$0.00"]
+    assert charge(1, used=True).text == "$0.000000001"
+    shown = table(("a#",), [(charge(0, used=True),), (money(10_000_000),)])
+    assert [row[0].text for row in shown.rows] == ["< $0.000000001", "$0.010000000"]
+
+
+def test_every_meter_has_a_name_of_its_own() -> None:
+    assert len({METERS[meter] for meter in Meter}) == len(Meter)
 
 
 def test_durations_and_ages_choose_their_unit() -> None:

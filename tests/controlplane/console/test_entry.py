@@ -77,6 +77,10 @@ def test_the_login_refuses_a_tenants_person_with_the_right_password(kitchen: Non
     assert b"staff account" in answer.content
 
 
+def test_the_login_offers_no_way_to_a_site_that_is_not_there(kitchen: None) -> None:
+    assert "Return to site" not in Client().get(address("login")).content.decode()
+
+
 def test_a_post_without_the_csrf_token_is_refused(operator: User, acme: Tenant) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(operator)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, timedelta
+from decimal import Decimal
 
 import pytest
 from django.test import Client
 from django.utils import timezone
 
-from billing.metering.models import RatedRequest
+from billing.metering.models import RatedLine, RatedRequest
 from controlplane.console.display import usd
 from controlplane.console.requests import public_id, receipt
 from inference.requests.models import InferenceRequest, State
+from inference.usage.models import Meter
 from tests.controlplane.console.rows import MODEL, Tenant, rated, request_make
 from tests.controlplane.console.test_entry import address
 
@@ -63,15 +65,60 @@ def test_the_receipt_adds_up(acme: Tenant) -> None:
     rated()
     shown = receipt(row)
     run = {fact.name: fact.value.text for fact in shown["run"]}
-    assert (run["Prompt computed"], run["Prompt from cache"], run["Completion"]) == ("360", "640", "50")
+    assert (run["Prompt tokens, computed"], run["Prompt tokens, from cache"], run["Completion tokens"]) == ("360", "640", "50")
     total = RatedRequest.objects.get(request_id=row.id).total_nano_usd
     assert total > 0
-    assert shown["lines"].foot[-1].text == usd(total)
+    assert shown["lines"].foot[-1].text == usd(total, decimals=9)
     lines = {cells[0].text: [cell.text for cell in cells] for cells in shown["lines"].rows}
-    assert lines["prefill_computed"][2:] == ["360 tokens", "1", "$0.10 / 1M tokens", "$0.000036"]
-    assert lines["prefill_cached"][1:] == ["device", "640 tokens", "1", "$0.01 / 1M tokens", "$0.0000064"]
-    assert [[cell.text for cell in cells] for cells in shown["not_charged"].rows] == [["recomputed", "7"]]
-    assert {cells[0].text: cells[3].text for cells in shown["usage"].rows}["recomputed"] == "us"
+    assert lines["prompt tokens, computed"][2:] == ["360 tokens", "1", "$0.10 / 1M tokens", "0", "$0.000036000"]
+    assert lines["prompt tokens, from cache"][1:] == ["device", "640 tokens", "1", "$0.01 / 1M tokens", "0", "$0.000006400"]
+    assert [[cell.text for cell in cells] for cells in shown["not_charged"].rows] == [["recomputed tokens", "7 tokens"]]
+    assert {cells[0].text: cells[3].text for cells in shown["usage"].rows}["recomputed tokens"] == "us"
+
+
+def test_a_line_can_be_checked_by_hand_from_what_the_receipt_shows(acme: Tenant) -> None:
+    for _ in range(2):
+        row = request_make(acme, prompt=1_001)
+        rated()
+    line = RatedLine.objects.get(request_id=row.id, meter=Meter.KV_TOKEN_SECONDS)
+    assert line.carry_in > 0
+    (shown,) = [cells for cells in receipt(row)["lines"].rows if cells[0].text == "KV cache, token-seconds"]
+    assert shown[2].text == f"{Decimal(line.quantity) / 1_000_000:,.6f} token-seconds"
+    carried, unit_quantity = (int(number.replace(",", "")) for number in shown[5].text.split(" / "))
+    assert (line.quantity * line.unit_price_nano_usd + carried) // unit_quantity == line.amount_nano_usd
+
+
+def test_a_line_below_a_nano_dollar_is_not_shown_as_nothing(acme: Tenant) -> None:
+    row = request_make(acme, prompt=1, cached=0, completion=0)
+    rated()
+    RatedLine.objects.filter(request_id=row.id).get(meter=Meter.KV_TOKEN_SECONDS, amount_nano_usd=0)
+    amounts = {cells[0].text: cells[-1].text for cells in receipt(row)["lines"].rows}
+    assert amounts["KV cache, token-seconds"] == "< $0.000000001"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "words"),
+    [
+        ("split", "split", ""),
+        ("fused", "decode_full", "the decode workers had no room"),
+        ("split", "decode_moved", "the reserved decode worker was gone; another one went on"),
+        ("fused", "unheard_of", "unheard_of"),
+    ],
+)
+def test_the_paths_reason_is_in_words_and_no_repetition(acme: Tenant, path: str, reason: str, words: str) -> None:
+    row = request_make(acme, path=path)
+    row.path_reason = reason
+    (fact,) = [fact for fact in receipt(row)["summary"] if fact.name == "Path"]
+    assert (fact.value.text, fact.note) == (path, words)
+
+
+def test_what_never_happened_is_a_dash(acme: Tenant) -> None:
+    row = request_make(acme, state=State.CANCELLED)
+    zeros = {"queue": 0.0, "prefill": 0.0, "transfer": 0.0, "ttft": None, "decode": 0.0, "total": 3.5}
+    row.timing = {**zeros, "itl": {"p50": 0.0, "p95": 0.0, "p99": 0.0}}
+    shown = {fact.name: fact.value.text for fact in receipt(row)["timings"]}
+    assert {name for name, value in shown.items() if value == "—"} == set(shown) - {"Queue", "Total"}
+    assert (shown["Queue"], shown["Total"]) == ("0.0 ms", "3.5 ms")
 
 
 def test_the_timeline_counts_from_the_requests_birth(acme: Tenant) -> None:

@@ -48,8 +48,8 @@ def test_days_are_summed_by_tenant_model_and_meter(acme: Tenant, rival: Tenant) 
     shown = page()
     assert total(shown) == "$1.250000005"
     cells = [[cell.text for cell in row] for row in shown["days"].rows]
-    assert cells[0] == ["2026-05-31", "Acme", MODEL, "decode", "100 tokens", "$1.00"]
-    assert cells[-1] == ["2026-05-30", "Rival", MODEL, "decode", "30 tokens", "$0.25"]
+    assert cells[0] == ["2026-05-31", "Acme", MODEL, "completion tokens", "100 tokens", "$1.000000000"]
+    assert cells[-1] == ["2026-05-30", "Rival", MODEL, "completion tokens", "30 tokens", "$0.250000000"]
 
 
 @pytest.mark.parametrize(
