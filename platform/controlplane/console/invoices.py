@@ -36,7 +36,6 @@ LINES = 500
 @admin.register(Invoice, site=site)
 class InvoiceAdmin(RoomAdmin):
     title = "Invoices"
-    one, many = "invoice", "invoices"
     template = "invoice"
     list_display = ("period", "tenant_name", "state_label", "total", "residual", "built")
     list_filter = ("state", TenantFilter)

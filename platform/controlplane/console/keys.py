@@ -47,7 +47,6 @@ class LiveFilter(admin.SimpleListFilter):
 @admin.register(ApiKey, site=site)
 class ApiKeyAdmin(RoomAdmin):
     title = "API keys"
-    one, many = "API key", "API keys"
     list_display = ("visible", "name", "state_label", "tenant_name", "project_name", "created", "last_used")
     list_filter = (LiveFilter, TenantFilter)
     search_fields = ("prefix",)

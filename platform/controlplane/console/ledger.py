@@ -21,7 +21,6 @@ ENTRIES = 500
 @admin.register(LedgerTransaction, site=site)
 class LedgerTransactionAdmin(RoomAdmin):
     title = "Ledger"
-    one, many = "ledger transaction", "ledger transactions"
     template = "ledger"
     list_display = ("number", "posted", "tenant_name", "description", "entry_count", "debit")
     list_filter = (TenantFilter,)

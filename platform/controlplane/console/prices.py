@@ -28,7 +28,6 @@ def book_state(book: PriceBook, now: datetime) -> str:
 @admin.register(PriceBook, site=site)
 class PriceBookAdmin(RoomAdmin):
     title = "Price books"
-    one, many = "price book", "price books"
     template = "price_book"
     list_display = ("version", "name", "state_label", "effective", "published", "prices_count")
     ordering = ("-effective_from",)

@@ -93,7 +93,6 @@ class PathFilter(admin.SimpleListFilter):
 @admin.register(InferenceRequest, site=site)
 class RequestAdmin(RoomAdmin):
     title = "Requests"
-    one, many = "request", "requests"
     template = "request"
     list_display = ("public", "state_label", "tenant_name", "model", "path_taken", "tokens", "ttft", "created")
     list_filter = ("state", PathFilter, TenantFilter, ModelFilter, DayFilter)

@@ -94,7 +94,6 @@ class RoomAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
     """A list of rows with a page for each. Nothing is edited here: what changes rows are the rooms' services."""
 
     title = ""
-    one, many = "row", "rows"
     template = "detail"
     list_per_page = PAGE_ROWS
     list_max_show_all = PAGE_ROWS

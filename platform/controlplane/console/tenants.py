@@ -44,7 +44,6 @@ def _account(field: str) -> Subquery:
 @admin.register(Organisation, site=site)
 class OrganisationAdmin(RoomAdmin):
     title = "Organisations"
-    one, many = "organisation", "organisations"
     template = "organisation"
     list_display = ("name", "state_label", "projects_count", "keys_count", "used", "limit", "created")
     list_filter = ("state",)
