@@ -163,15 +163,12 @@ class Subscription:
     async def next(self, timeout_s: float) -> TokenEntry | FinishEntry | ErrorEntry:
         """Raises TimeoutError where nothing came."""
         if self._queue.empty():
-            return await asyncio.wait_for(self._queue.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for may swallow a cancel that comes together with an entry
+                return await self._queue.get()
         entry = self._queue.get_nowait()
         if self._queue.qsize() == READER_BACKLOG - 1:
             self._reader.wake()
         return entry
-
-    def ready(self) -> TokenEntry | FinishEntry | ErrorEntry | None:
-        """What has come already, without waiting."""
-        return None if self._queue.empty() else self._queue.get_nowait()
 
     @property
     def full(self) -> bool:
@@ -203,16 +200,18 @@ class StreamReader:
         self._waking: asyncio.Task[None] | None = None
         self._wake_again = False
         self._heard_at = float("-inf")
+        self._closed = False
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="stream reader")
         self.wake()  # the first answer, and with it the news that Valkey is there, comes at once
 
     async def close(self) -> None:
-        if self._task is not None:
+        """A cancel can be lost inside the client's read; the flag ends the loop all the same."""
+        self._closed = True
+        while self._task is not None and not self._task.done():
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task], timeout=0.5)
         await self._redis.aclose()
 
     @property
@@ -243,7 +242,7 @@ class StreamReader:
             await self._redis.expire(self._wake_key, SIGNAL_S)
 
     async def _run(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 await self._read_once()
             except (RedisError, OSError) as error:

@@ -10,10 +10,6 @@ from django.db.models import QuerySet
 from inference.requests.models import OWNED, InferenceRequest, RequestEvent
 
 
-def request_of(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> InferenceRequest | None:
-    return InferenceRequest.objects.filter(tenant_id=tenant_id, id=request_id).first()
-
-
 def events_of(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Sequence[RequestEvent]:
     return list(RequestEvent.objects.filter(tenant_id=tenant_id, request_id=request_id).order_by("id"))
 

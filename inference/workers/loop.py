@@ -72,10 +72,6 @@ class EngineLoop:
     def cancel(self, request_id: str) -> None:
         self._commands.put(lambda: self._end(request_id, CANCEL))
 
-    def forget(self, request_id: str) -> None:
-        """The request has another owner: stop without a word."""
-        self._commands.put(lambda: self._drop(request_id))
-
     def release(self, request_id: str) -> None:
         self._commands.put(lambda: self._release(request_id))
 
@@ -196,12 +192,6 @@ class EngineLoop:
             return
         self._unplaced.pop(request_id, None)
         self._finish(job, self.engine.abort(request_id) or PhaseUsage(), verdict=verdict)
-
-    def _drop(self, request_id: str) -> None:
-        self._jobs.pop(request_id, None)
-        self._unplaced.pop(request_id, None)
-        self._held.pop(request_id, None)
-        self.engine.abort(request_id)
 
     def _release(self, request_id: str) -> None:
         if self._held.pop(request_id, None) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 
 import pytest
@@ -89,6 +90,33 @@ async def test_silence_is_a_timeout(redis_url: str) -> None:
             await subscription.next(0.05)
     finally:
         await reader.close()
+
+
+async def test_a_reader_ends_although_a_cancel_is_lost(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StreamReader(redis_url)
+    read_once = reader._read_once
+
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await read_once()
+
+    monkeypatch.setattr(reader, "_read_once", deaf)
+    await reader.start()
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        await reader.close()
+
+
+async def test_a_cancel_that_comes_with_an_entry_is_not_swallowed(redis_url: str) -> None:
+    reader = StreamReader(redis_url)
+    subscription = reader.subscribe(str(uuid.uuid4()))
+    waiting = asyncio.create_task(subscription.next(5))
+    await asyncio.sleep(0)
+    subscription.feed("1-0", token(1))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await reader.close()
 
 
 def test_a_take_over_answers_the_tokens_so_far_and_voids_the_former_owner(redis_url: str) -> None:
