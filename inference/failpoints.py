@@ -31,22 +31,40 @@ Answer = Literal["", "drop", "duplicate", "corrupt"]
 
 VARIABLE = "BRIGADE_FAILPOINTS"
 POINTS = (
+    # gateway: inside the transaction that holds the cost and queues the request, and after it
     "gateway.admit",
     "gateway.admitted",
+    # dispatcher: before the offer, and with the offer written
     "dispatcher.offer",
     "dispatcher.send",
-    "worker.claim",
-    "worker.claimed",
-    "engine.step",
-    "stream.write",
+    # prefill worker
+    "prefill.claim",
+    "prefill.claimed",
+    "prefill.chunk",
     "handoff.commit",
     "handoff.committed",
+    # decode worker
+    "decode.claim",
+    "decode.claimed",
     "transfer.read",
+    "transfer.page",
     "transfer.verify",
+    "decode.step",
+    # whoever has tokens, then the end: usage.* lie inside the transaction, finish.* around it
+    "token.first",
+    "token.send",
     "finish.commit",
+    "usage.write",
+    "usage.written",
     "finish.committed",
+    "finish.send",
+    # control worker: ledger.* lie inside the transaction that ingest.commit ends
+    "ledger.post",
+    "ledger.posted",
     "ingest.commit",
     "ingest.committed",
+    "invoice.draft",
+    "invoice.drafted",
 )
 
 

@@ -13,6 +13,7 @@ from billing.errors import PeriodRefused
 from billing.invoices.amounts import NANO_USD_PER_CENT, cents_from_nano_usd, month_bounds, month_of
 from billing.invoices.models import Invoice, InvoiceLine, InvoiceSchedule, InvoiceState
 from billing.metering.models import TenantMeter
+from inference import failpoints
 from inference.database import query
 
 DEFAULT_TIME_ZONE = "UTC"
@@ -56,7 +57,10 @@ def invoice_draft_build(*, tenant_id: uuid.UUID, period_start: date, time_zone: 
 
 def invoice_drafts_refresh() -> int:
     """Rebuilds the drafts of every month that got new lines, and returns how many drafts."""
-    return sum(_refresh(tenant_id) for (tenant_id,) in query(_BEHIND))
+    drafts = sum(_refresh(tenant_id) for (tenant_id,) in query(_BEHIND))
+    if drafts:
+        failpoints.reach("invoice.drafted")
+    return drafts
 
 
 @transaction.atomic
@@ -68,6 +72,7 @@ def _refresh(tenant_id: uuid.UUID) -> int:
     )
     for month in months:
         _build(schedule, month, last_line)
+    failpoints.reach("invoice.draft")
     InvoiceSchedule.objects.filter(pk=tenant_id).update(lines_up_to=last_line)
     return len(months)
 

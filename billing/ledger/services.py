@@ -15,6 +15,7 @@ from django.db.models import Q
 from billing.database import insert_rows
 from billing.errors import LedgerConflict, LedgerRefused
 from billing.ledger.models import TENANT_KINDS, AccountKind, LedgerAccount, LedgerTransaction
+from inference import failpoints
 from inference.database import query
 
 REVERSAL_PREFIX = "reverse:"
@@ -62,6 +63,7 @@ def ledger_post_all(drafts: Sequence[Draft]) -> dict[str, int]:
     """`ledger_post` for many, all or none: transaction ids by source key."""
     for draft in drafts:
         draft.check()
+    failpoints.reach("ledger.post")
     inserted = _transactions_insert(drafts)
     posted = {
         row.source_key: row for row in LedgerTransaction.objects.filter(source_key__in=[draft.source_key for draft in drafts])
@@ -70,6 +72,7 @@ def ledger_post_all(drafts: Sequence[Draft]) -> dict[str, int]:
         if draft.source_key not in inserted and posted[draft.source_key].content != draft.content():
             raise LedgerConflict(f"source key {draft.source_key!r} stands for other content")
     _entries_insert([(posted[draft.source_key].pk, draft) for draft in drafts if draft.source_key in inserted])
+    failpoints.reach("ledger.posted")
     return {key: row.pk for key, row in posted.items()}
 
 

@@ -160,6 +160,11 @@ class Engine:
         return bool(self._ready or self._scheduler.running or self._scheduler.waiting)
 
     @property
+    def prefilling(self) -> bool:
+        """The next step may compute a piece of a prompt."""
+        return bool(self._scheduler.waiting) or any(sequence.pending > 1 for sequence in self._scheduler.running)
+
+    @property
     def running(self) -> int:
         return len(self._scheduler.running)
 

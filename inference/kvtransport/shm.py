@@ -44,11 +44,12 @@ class ShmTransport:
         """Copies `pages` into the own blocks `targets`, then verifies each. Answers the bytes copied. Raises TransferFailed."""
         if layout != self._own.layout:
             raise TransferFailed("layout_differs", f"{arena} holds {layout}, this worker {self._own.layout}")
+        failpoints.reach("transfer.read")
         source = self._source(arena, worker_epoch, layout)
         for page, target in zip(pages, targets, strict=True):
             if not 0 <= page.index < source.blocks:
                 raise TransferFailed("page_unknown", f"page {page.index} of {source.blocks}")
-            failpoints.reach("transfer.read")
+            failpoints.reach("transfer.page")
             np.copyto(self._own.pages[target], source.pages[page.index])
         if targets and failpoints.reach("transfer.verify") == "corrupt":
             self._own.pages[targets[0]][0] ^= np.uint8(0xFF)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from inference import failpoints
 from inference.contracts import RequestOutcome
 from inference.database import USAGE_CHANNEL, execute, notify
 from inference.usage.models import UNITS, Meter
@@ -26,6 +27,7 @@ def usage_write(*, request_id: uuid.UUID, outcome: RequestOutcome) -> None:
     rows = [(meter, tier, getattr(outcome, name), UNITS[meter], billable) for meter, tier, billable, name in _ROWS]
     rows = [row for row in rows if row[2]]
     meters, tiers, quantities, units, billables = (list(column) for column in zip(*rows, strict=True)) if rows else ([],) * 5
+    failpoints.reach("usage.write")
     execute(
         """
         WITH request AS (SELECT * FROM inference_request WHERE id = %s), used AS (
@@ -41,3 +43,4 @@ def usage_write(*, request_id: uuid.UUID, outcome: RequestOutcome) -> None:
         [request_id, meters, tiers, quantities, units, billables],
     )
     notify(USAGE_CHANNEL)
+    failpoints.reach("usage.written")

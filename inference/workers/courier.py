@@ -17,7 +17,7 @@ from django.db import Error, connections
 from redis.exceptions import RedisError
 
 from inference import failpoints
-from inference.contracts import StreamEntry
+from inference.contracts import StreamEntry, TokenEntry
 from inference.streams import StreamWriter
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Courier:
             if self._stopping.wait(RETRY_S):
                 return False
         try:
-            for _ in range({"drop": 0, "duplicate": 2}.get(failpoints.reach("stream.write"), 1)):
+            for _ in range({"drop": 0, "duplicate": 2}.get(failpoints.reach(_phase(entries)), 1)):
                 self._writer.write(entries)
         except RedisError as error:
             log.warning("stream entries not written, trying again: %s", error)
@@ -120,3 +120,9 @@ class Courier:
                 connections.close_all()
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, 1.0)
+
+
+def _phase(entries: Entries) -> str:
+    """The failpoint of a write: tokens together may hold somebody's first one."""
+    positions = [entry.position for _, entry in entries if isinstance(entry, TokenEntry)]
+    return "finish.send" if not positions else "token.first" if 1 in positions else "token.send"

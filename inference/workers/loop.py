@@ -95,7 +95,7 @@ class EngineLoop:
         while not self._stopping.is_set():
             self._obey()
             if self.engine.has_work:
-                failpoints.reach("engine.step")
+                failpoints.reach("prefill.chunk" if self.engine.prefilling else "decode.step")
                 self._deliver(self.engine.step())
             self._place_waiting()
             self._look_around()

@@ -16,17 +16,20 @@ from inference.workers.runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
 
+_PHASES = {State.QUEUED.value: "prefill", State.READY.value: "decode"}
+
 
 @shared_task(name="inference.claim", acks_late=True, ignore_result=True)
 def claim(request_id: str, state: str, epoch: int) -> None:
     runtime = WorkerRuntime.current()
     if not runtime.accepts:
         return  # the row stays where it is and is offered again
-    failpoints.reach("worker.claim")
+    phase = _PHASES[state]
+    failpoints.reach(f"{phase}.claim")
     claimed = request_claim(
         request_id=uuid.UUID(request_id), state=State(state), epoch=epoch, slot=runtime.slot, worker_epoch=runtime.worker_epoch
     )
-    failpoints.reach("worker.claimed")
+    failpoints.reach(f"{phase}.claimed")
     if claimed is not None:
         runtime.loop.start_job(_with_forced(claimed))
 

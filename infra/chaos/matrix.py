@@ -2,7 +2,7 @@
 
 infra/chaos/matrix.py                    the whole matrix on embedded servers
 infra/chaos/matrix.py --part 3           a seeded third of it
-infra/chaos/matrix.py --only engine.step one point
+infra/chaos/matrix.py --only decode.step one point
 DATABASE_URL=... BROKER_URL=amqp://... REDIS_URL=... infra/chaos/matrix.py      on other servers
 """
 

@@ -12,10 +12,14 @@ _WHERE: dict[str, tuple[Action, ...]] = {
     "gateway.admitted": ("kill", "delay"),
     "dispatcher.offer": ("kill", "stop", "delay"),
     "dispatcher.send": ("kill", "stop", "drop", "duplicate"),
-    "worker.claim": ("kill", "stop", "delay", "raise"),
-    "worker.claimed": ("kill", "stop", "delay", "raise"),
-    "engine.step": ("kill", "stop", "raise"),
-    "stream.write": ("kill", "stop", "delay", "duplicate"),
+    "prefill.claim": ("kill", "stop", "delay", "raise"),
+    "prefill.claimed": ("kill", "stop", "delay", "raise"),
+    "decode.claim": ("kill", "stop", "delay", "raise"),
+    "decode.claimed": ("kill", "stop", "delay", "raise"),
+    "prefill.chunk": ("kill", "stop", "raise"),
+    "decode.step": ("kill", "stop", "raise"),
+    "token.first": ("kill", "stop", "delay", "duplicate"),
+    "token.send": ("kill", "stop", "delay", "duplicate"),
     "handoff.commit": ("kill", "stop", "delay"),
     "handoff.committed": ("kill", "stop", "corrupt"),
     "transfer.read": ("kill", "stop", "raise"),
@@ -25,7 +29,7 @@ _WHERE: dict[str, tuple[Action, ...]] = {
     "ingest.commit": ("kill", "stop", "raise"),
     "ingest.committed": ("kill", "stop"),
 }
-_LATEST = {"engine.step": 40, "stream.write": 40, "ingest.commit": 1, "ingest.committed": 1}  # passes that a scenario surely has
+_LATEST = {"decode.step": 40, "token.send": 40, "ingest.commit": 1, "ingest.committed": 1}  # passes that a scenario surely has
 CLIENTS_OF_THE_GATEWAY_SEE_IT = ("gateway.admit", "gateway.admitted")  # its death cuts their connections: they may repeat
 
 
