@@ -84,6 +84,7 @@ class Submission:
     scope_salt: bytes
     stream: bool
     labels: dict[str, str] = field(default_factory=dict)
+    gateway_id: str | None = None  # canonical UUID of the gateway process that waits for it
 
 
 @dataclass(frozen=True, slots=True)

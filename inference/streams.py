@@ -134,20 +134,12 @@ class Signals:
             yield verb, request_id
 
 
-def signal_cancel(*, slot: str, request_id: str) -> None:
-    """Best effort: the flag on the row is what counts."""
-    _signal(slot, "cancel", request_id)
-
-
 def signal_release(*, slot: str, request_id: str) -> None:
-    _signal(slot, "release", request_id)
-
-
-def _signal(slot: str, verb: str, request_id: str) -> None:
+    """Best effort: the hand-off's row is what counts."""
     try:
-        Signals.shared().send(slot, verb, request_id)
+        Signals.shared().send(slot, "release", request_id)
     except RedisError as error:
-        log.warning("signal %s to %s not sent: %s", verb, slot, error)
+        log.warning("the release of %s is not announced to %s: %s", request_id, slot, error)
 
 
 class Subscription:

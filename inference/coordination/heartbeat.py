@@ -6,7 +6,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from inference.database import execute
+from inference.database import execute, query_one
 
 
 def beat(name: str, **detail: Any) -> None:
@@ -15,3 +15,9 @@ def beat(name: str, **detail: Any) -> None:
            ON CONFLICT (name) DO UPDATE SET at = excluded.at, detail = excluded.detail""",
         [name, Jsonb(detail)],
     )
+
+
+def beat_age_s(name: str) -> float | None:
+    """None before the first beat."""
+    row = query_one("SELECT extract(epoch FROM clock_timestamp() - at)::float8 FROM coordination_heartbeat WHERE name = %s", [name])
+    return None if row is None else float(row[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models.functions import Now
 
 
 class WorkerState(models.TextChoices):
@@ -27,11 +28,25 @@ class Worker(models.Model):
     arena = models.CharField(max_length=200)  # file name inside the host's arena folder
     started_at = models.DateTimeField()
     lease_until = models.DateTimeField()
+    progress_at = models.DateTimeField(db_default=Now())  # when the engine loop last came round, as of the last renewal
     pool = models.JSONField(default=dict)  # PoolCounters
     load = models.JSONField(default=dict)  # running, waiting, max_running, tokens_per_second by phase
 
     class Meta:
         db_table = "coordination_worker"
+
+
+class Gateway(models.Model):
+    """A gateway process that lives: the row goes with its lease. A process that starts, or that lost its row, is a new one."""
+
+    id = models.UUIDField(primary_key=True)
+    host = models.CharField(max_length=200)
+    pid = models.IntegerField()
+    started_at = models.DateTimeField()
+    lease_until = models.DateTimeField()
+
+    class Meta:
+        db_table = "coordination_gateway"
 
 
 class LeaderLease(models.Model):

@@ -8,22 +8,22 @@ from __future__ import annotations
 import logging
 import uuid
 
-from redis.exceptions import RedisError
+from django.conf import settings
 
-from inference.contracts import ErrorEntry
-from inference.coordination.heartbeat import beat
+from inference.coordination.gateways import gateways_expire, gateways_spare, requests_without_gateway
+from inference.coordination.heartbeat import beat, beat_age_s
 from inference.coordination.registry import worker_expire
 from inference.database import query
 from inference.kvdirectory.services import extents_forget
 from inference.requests.models import State
-from inference.requests.transitions import request_end_unowned, request_requeue
-from inference.streams import StreamWriter
-from inference.submit import CANCELLED, CANCELLED_MESSAGE
+from inference.requests.transitions import request_requeue
+from inference.submit import CANCELLED, CANCELLED_MESSAGE, GATEWAY_GONE, News, cancel_write, end_waiting, tell
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
 BATCH = 200
+WATCH_GAP_S = 3.0  # no round for so long: nobody watched
 
 EXPIRED, EXPIRED_MESSAGE = "deadline_exceeded", "The request did not finish before its deadline."
 EXHAUSTED, EXHAUSTED_MESSAGE = "server_error", "The request failed repeatedly on our side. It was not charged; please try again."
@@ -31,17 +31,39 @@ EXHAUSTED, EXHAUSTED_MESSAGE = "server_error", "The request failed repeatedly on
 
 def reap() -> dict[str, int]:
     """One round. Answers what was done, by kind."""
+    news: News = []
     done = {
         "workers_dead": len(worker_expire()),
-        "requeued": _requeue_orphans(),
-        "ended": _end_waiting(),
+        "gateways_gone": _expire_gateways(),
+        "requeued": _requeue_orphans(news),
+        "cancelled": _cancel_abandoned(news),
+        "ended": _end_waiting(news),
         "extents_forgotten": _forget_extents(),
     }
+    tell(news)
     beat("reaper", **done)
     return done
 
 
-def _requeue_orphans() -> int:
+def _expire_gateways() -> int:
+    """A request that is cancelled cannot be called back, so a lease counts only where somebody watched it run out."""
+    age_s = beat_age_s("reaper")
+    if age_s is None or age_s > WATCH_GAP_S:
+        gateways_spare(lease_s=settings.GATEWAY_LEASE_S)
+        return 0
+    return gateways_expire()
+
+
+def _cancel_abandoned(news: News) -> int:
+    """Nobody waits for these any more: they stop, and what was generated until now is billed."""
+    abandoned = requests_without_gateway(BATCH)
+    for tenant_id, request_id in abandoned:
+        log.warning("request %s: the gateway that waited for it is gone; it is cancelled", request_id)
+        news += cancel_write(tenant_id=tenant_id, request_id=request_id, reason=GATEWAY_GONE) or []
+    return len(abandoned)
+
+
+def _requeue_orphans(news: News) -> int:
     """Requests whose owner is dead or was replaced, and ready ones whose pages died with their worker."""
     orphans = query(
         """
@@ -57,20 +79,20 @@ def _requeue_orphans() -> int:
         """,
         [BATCH],
     )
-    return sum(_take_back(*orphan) for orphan in orphans)
+    return sum(_take_back(news, *orphan) for orphan in orphans)
 
 
-def _take_back(request_id: uuid.UUID, owner: str | None, owner_epoch: int | None, attempt: int, epoch: int) -> bool:
+def _take_back(news: News, request_id: uuid.UUID, owner: str | None, owner_epoch: int | None, attempt: int, epoch: int) -> bool:
     requeued = request_requeue(request_id=request_id, owner=owner, owner_epoch=owner_epoch, detail=f"lost {owner or 'pages'}")
     if requeued is None:
         return False
     log.warning("request %s: %s is gone; back to the queue", request_id, owner or "its prefill worker")
     if attempt >= MAX_ATTEMPTS:
-        _end(request_id, State.FAILED, EXHAUSTED, EXHAUSTED_MESSAGE)
+        _end(news, request_id, State.FAILED, EXHAUSTED, EXHAUSTED_MESSAGE)
     return True
 
 
-def _end_waiting() -> int:
+def _end_waiting(news: News) -> int:
     """Waiting requests that were cancelled or are over their deadline. Running ones are ended by their owner."""
     overdue = query(
         """
@@ -83,21 +105,16 @@ def _end_waiting() -> int:
     ended = 0
     for request_id, cancelled in overdue:
         if cancelled:
-            ended += _end(request_id, State.CANCELLED, CANCELLED, CANCELLED_MESSAGE)
+            ended += _end(news, request_id, State.CANCELLED, CANCELLED, CANCELLED_MESSAGE)
         else:
-            ended += _end(request_id, State.EXPIRED, EXPIRED, EXPIRED_MESSAGE)
+            ended += _end(news, request_id, State.EXPIRED, EXPIRED, EXPIRED_MESSAGE)
     return ended
 
 
-def _end(request_id: uuid.UUID, state: State, code: str, message: str) -> bool:
-    epoch = request_end_unowned(request_id=request_id, state=state, code=code, message=message)
-    if epoch is None:
-        return False
-    try:
-        StreamWriter.shared().write([(str(request_id), ErrorEntry(epoch, code, message))])
-    except RedisError as error:
-        log.warning("request %s ended as %s, its stream does not say so: %s", request_id, code, error)
-    return True
+def _end(news: News, request_id: uuid.UUID, state: State, code: str, message: str) -> bool:
+    ended = end_waiting(request_id=request_id, state=state, code=code, message=message)
+    news += ended or []
+    return ended is not None
 
 
 def _forget_extents() -> int:

@@ -46,6 +46,8 @@ class InferenceRequest(models.Model):
     offered_to = models.CharField(max_length=64, null=True)
     offered_until = models.DateTimeField(null=True)
     cancel_requested_at = models.DateTimeField(null=True)
+    cancel_reason = models.CharField(max_length=20, default="")  # who asked first; see submit.py
+    gateway_id = models.UUIDField(null=True)  # the gateway process whose client waits; null: nobody's end ends this request
 
     path = models.CharField(max_length=5, null=True)  # split | fused
     path_reason = models.CharField(max_length=80, default="")

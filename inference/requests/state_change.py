@@ -47,10 +47,12 @@ def state_change(
             UPDATE inference_request
                SET state = %s, epoch = epoch + %s, attempt = attempt + %s{ended}{columns}
              WHERE id = %s AND state = ANY(%s) {where}
-         RETURNING id, tenant_id, state, epoch
+         RETURNING id, tenant_id, state, epoch, cancel_reason
         ), noted AS (
             INSERT INTO inference_request_event (request_id, tenant_id, state, at, epoch, worker, detail)
-            SELECT id, tenant_id, state, clock_timestamp(), epoch, %s, %s FROM changed
+            SELECT id, tenant_id, state, clock_timestamp(), epoch, %s,
+                   CASE WHEN state = 'cancelled' AND cancel_reason <> '' THEN cancel_reason ELSE %s END
+              FROM changed
         )
         SELECT epoch FROM changed
         """,

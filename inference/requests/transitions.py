@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
@@ -24,10 +25,10 @@ def request_create(submission: Submission) -> None:
         WITH fresh AS (
             INSERT INTO inference_request
                    (id, tenant_id, project_id, key_id, model, service_tier, policy, priority, labels, stream,
-                    prompt_tokens, max_tokens, created_at, deadline_at, state, epoch, attempt, path_reason,
-                    completion_tokens, finish_reasons, error_code, error_message, timing)
-            SELECT %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-                   now.at, now.at + make_interval(secs => %s), 'queued', 0, 1, '', 0, '{}', '', '', '{}'
+                    prompt_tokens, max_tokens, gateway_id, created_at, deadline_at, state, epoch, attempt, path_reason,
+                    completion_tokens, finish_reasons, error_code, error_message, timing, cancel_reason)
+            SELECT %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+                   now.at, now.at + make_interval(secs => %s), 'queued', 0, 1, '', 0, '{}', '', '', '{}', ''
               FROM (SELECT clock_timestamp() AS at) AS now
          RETURNING id, tenant_id, state, epoch, created_at
         ), body AS (
@@ -52,6 +53,7 @@ def request_create(submission: Submission) -> None:
             submission.stream,
             len(submission.prompt_ids),
             submission.sampling.max_tokens,
+            submission.gateway_id,
             submission.policy.deadline_s,
             list(submission.prompt_ids),
             Jsonb(submission.sampling.to_json()),
@@ -128,10 +130,18 @@ def request_finish(owner: Owner, *, request_id: uuid.UUID, state: State, outcome
         return True
 
 
-def request_end_unowned(*, request_id: uuid.UUID, state: State, code: str, message: str) -> int | None:
+@dataclass(frozen=True, slots=True)
+class EndedWaiting:
+    """`holder` is the worker slot whose pages nobody will read any more; empty where there are none."""
+
+    epoch: int
+    holder: str
+
+
+def request_end_unowned(*, request_id: uuid.UUID, state: State, code: str, message: str) -> EndedWaiting | None:
     """Ends a request that waits (queued or ready): nothing runs for it. What prefill computed before is metered from its hand-off.
 
-    Answers the request's epoch, None where it does not wait.
+    None where it does not wait.
     """
     with transaction.atomic():
         outcome = _outcome_of_handoff(request_id, code, message)
@@ -148,10 +158,10 @@ def request_end_unowned(*, request_id: uuid.UUID, state: State, code: str, messa
             },
             detail=code,
         )
-        if epoch is not None:
-            usage_write(request_id=request_id, outcome=outcome)
-            handoff_release(request_id=request_id)
-        return epoch
+        if epoch is None:
+            return None
+        usage_write(request_id=request_id, outcome=outcome)
+        return EndedWaiting(epoch, handoff_release(request_id=request_id) or "")
 
 
 def _outcome_of_handoff(request_id: uuid.UUID, code: str, message: str) -> RequestOutcome:
@@ -199,12 +209,14 @@ def request_requeue(*, request_id: uuid.UUID, owner: str | None, owner_epoch: in
         return epoch
 
 
-def request_cancel_flag(*, request_id: uuid.UUID) -> str | None:
-    """Asks the owner to stop. Answers the owner's slot, "" where nobody owns it, None where it is unknown or ended."""
+def request_cancel_flag(*, tenant_id: uuid.UUID, request_id: uuid.UUID, reason: str) -> str | None:
+    """Asks the owner to stop; the first reason counts. Answers its slot, "" where there is no owner, None where nothing is open."""
     row = query_one(
-        """UPDATE inference_request SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
-            WHERE id = %s AND state = ANY(%s) RETURNING coalesce(owner, '')""",
-        [request_id, list(OPEN)],
+        """UPDATE inference_request
+              SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),
+                  cancel_reason = CASE WHEN cancel_requested_at IS NULL THEN %s ELSE cancel_reason END
+            WHERE id = %s AND tenant_id = %s AND state = ANY(%s) RETURNING coalesce(owner, '')""",
+        [reason, request_id, tenant_id, list(OPEN)],
     )
     return None if row is None else row[0]
 

@@ -9,6 +9,7 @@ from inference.database import query
 pytestmark = pytest.mark.django_db
 
 WRITES = {
+    "coordination_gateway": {"INSERT", "DELETE", "UPDATE(lease_until)"},
     "holds_account": {"UPDATE(held_nano_usd)"},
     "holds_hold": {"INSERT", "UPDATE(ended_at)", "UPDATE(state)"},
     "inference_request": {"INSERT", "UPDATE"},

@@ -17,7 +17,7 @@ from django.db import Error as DatabaseError
 from django.db import connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from controlplane.embedded.children import MANAGE, environment, program_child, programs, server_child
+from controlplane.embedded.children import GATEWAY_NAME, MANAGE, environment, program_child, programs, server_child
 from controlplane.embedded.errors import NotReady, PortInUse, StepFailed
 from controlplane.embedded.folders import FolderLock, private_folder, remove_folder
 from controlplane.embedded.outside import outside_servers_check
@@ -30,7 +30,8 @@ from controlplane.embedded.signals import Signals, StopRequested
 from controlplane.embedded.supervisor import TAIL_LINES, Child, Supervisor, describe
 from controlplane.embedded.valkey import Valkey
 from controlplane.tenants.demo import DemoCredentials, demo_create
-from inference.coordination.models import Worker, WorkerState
+from inference.coordination.gateways import gateway_died
+from inference.coordination.models import Gateway, Worker, WorkerState
 from inference.coordination.registry import worker_died
 from inference.text.model_files import KNOWN_MODELS, ensure_oracle, fetch
 
@@ -43,7 +44,7 @@ class Serve:
     def __init__(self) -> None:
         self.data = settings.DATA
         self.signals = Signals()
-        self.supervisor = Supervisor(self.signals, folders=[self.data.sockets, *self.data.arenas], on_death=_report_worker)
+        self.supervisor = Supervisor(self.signals, folders=[self.data.sockets, *self.data.arenas], on_death=_report_death)
 
     def run(self) -> None:
         """Returns when somebody asked it to stop and everything has ended. Raises EmbeddedError where it cannot start."""
@@ -100,7 +101,7 @@ class Serve:
         server.wait_ready()
 
     def _programs(self, port: int) -> None:
-        _bury_workers_of_earlier_lives()
+        _bury_earlier_lives()
         for program in programs(port):
             self.supervisor.start(program_child(program, port))
 
@@ -188,20 +189,24 @@ def _not_ready(body: bytes) -> str:
         return f"gateway (it answers: {body[:200].decode(errors='replace')})"
 
 
-def _bury_workers_of_earlier_lives() -> None:
-    """A killed supervisor's workers hold their slots until their leases end; their processes are known to be gone."""
+def _bury_earlier_lives() -> None:
+    """A killed supervisor's processes keep their slots and requests until their leases end, though they are known to be gone."""
     rows = Worker.objects.filter(host=socket.gethostname()).exclude(state=WorkerState.DEAD)
     for slot, pid in list(rows.values_list("slot", "pid")):
         if not Path(f"/proc/{pid}").exists():
             worker_died(slot=slot, pid=pid)
+    for pid in list(Gateway.objects.filter(host=socket.gethostname()).values_list("pid", flat=True)):
+        if not Path(f"/proc/{pid}").exists():
+            gateway_died(pid=pid)
 
 
-def _report_worker(child: Child, pid: int) -> None:
-    """Its requests move on at once; without the report they would wait for the end of its lease."""
-    if not child.slot:
-        return
+def _report_death(child: Child, pid: int) -> None:
+    """A worker's requests move on at once, a gateway's end; without the report they would wait for the end of its lease."""
     try:
-        worker_died(slot=child.slot, pid=pid)
+        if child.slot:
+            worker_died(slot=child.slot, pid=pid)
+        elif child.name == GATEWAY_NAME:
+            gateway_died(pid=pid)
     except DatabaseError as error:
         say(f"! {child.name}: its death could not be reported ({error}); its lease ends in some seconds")
     finally:

@@ -12,7 +12,7 @@ from django.db import Error
 from controlplane.errors import ApiError
 from controlplane.gateway import limits
 from controlplane.gateway.threads import in_database
-from inference.submit import cancel
+from inference.submit import CLIENT_GONE, News, cancel_write, tell
 
 log = logging.getLogger("brigade.gateway")
 
@@ -53,12 +53,14 @@ class Cancels:
 
 
 def _cancel_all(batch: list[Wanted]) -> list[Wanted]:
-    """Answers those that could not be cancelled now."""
-    undone = []
+    """Answers those that could not be cancelled now. All rows first: a Valkey that hangs must not hold up what counts."""
+    undone: list[Wanted] = []
+    news: News = []
     for tenant_id, request_id in batch:
         try:
-            cancel(tenant_id=tenant_id, request_id=request_id)
+            news += cancel_write(tenant_id=tenant_id, request_id=request_id, reason=CLIENT_GONE) or []
         except Error as error:
             log.warning("cancel of %s waits: %s", request_id, error)
             undone.append((tenant_id, request_id))
+    tell(news)
     return undone

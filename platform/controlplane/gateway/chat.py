@@ -41,7 +41,7 @@ async def admit(call: Call, chat: ChatRequest) -> Admitted:
     prompt_ids = await _render(text, chat)
     max_tokens = _max_tokens(chat, len(prompt_ids), min(context_length, text.context_length))
     await _has_room(call.runtime, chat.model)
-    submission = _submission(call, chat, policy, prompt_ids, max_tokens)
+    submission = _submission(call, chat, policy, prompt_ids, max_tokens, await call.runtime.lease.holder())
     completion = await _enter(call, submission)
     return Admitted(completion, chat.model, policy.tier, _fingerprint(text))
 
@@ -93,7 +93,9 @@ async def _has_room(process: Runtime, model: str) -> None:
         raise Overloaded("The queue is full. Try again in a moment.", detail=f"{fleet.waiting} requests wait")
 
 
-def _submission(call: Call, chat: ChatRequest, policy: ClassPolicy, prompt_ids: list[int], max_tokens: int) -> Submission:
+def _submission(
+    call: Call, chat: ChatRequest, policy: ClassPolicy, prompt_ids: list[int], max_tokens: int, gateway_id: uuid.UUID
+) -> Submission:
     key = call.caller
     return Submission(
         request_id=str(call.id),
@@ -115,6 +117,7 @@ def _submission(call: Call, chat: ChatRequest, policy: ClassPolicy, prompt_ids: 
         scope_salt=scope_salt_of(key.tenant_id, key.scope_epoch),
         stream=chat.stream,
         labels=chat.labels,
+        gateway_id=str(gateway_id),
     )
 
 

@@ -30,6 +30,7 @@ SEND_S = 30.0  # a client that takes no byte for so long is gone
 
 # Work inside the process
 DATABASE_THREADS = 8
+LEASE_RENEW_S = 1.0
 DATABASE_WAITING = 512  # calls that wait for a database thread
 LIMITER_CONNECTIONS = 16
 TEXT_THREADS = 2

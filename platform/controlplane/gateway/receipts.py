@@ -40,6 +40,7 @@ def _request(row: InferenceRequest) -> dict[str, Any]:
         "service_tier": row.service_tier,
         "created_at": row.created_at.isoformat(),
         "finished_at": row.finished_at.isoformat() if row.finished_at else None,
+        "cancel_requested_at": row.cancel_requested_at.isoformat() if row.cancel_requested_at else None,
         "finish_reasons": row.finish_reasons,
         "error": {"code": row.error_code, "message": row.error_message} if row.error_code else None,
         "labels": row.labels,

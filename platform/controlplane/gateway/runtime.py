@@ -21,6 +21,7 @@ from controlplane.errors import InternalError
 from controlplane.fleet.selectors import Fleet, fleet
 from controlplane.gateway import limits, threads
 from controlplane.gateway.cancels import Cancels
+from controlplane.gateway.lease import Lease
 from controlplane.gateway.threads import in_database
 from controlplane.keys.verification import KeyRecord, key_record
 from inference.contracts import ClassPolicy
@@ -96,6 +97,7 @@ class Runtime:
         self.limiter = Limiter(self.redis)
         self.open_requests = 0
         self.cancels = Cancels()
+        self.lease = Lease(settings.GATEWAY_LEASE_S)
         self.catalogue: Fresh[None, Catalogue] = Fresh(
             lambda _: in_database(_catalogue), limits.CATALOGUE_CACHE_S, stale_s=limits.STALE_S
         )
@@ -146,6 +148,7 @@ class Runtime:
         """What the first request would have to wait for. Without its model or database the process still answers /healthz."""
         await self.reader()
         try:
+            await self.lease.holder()
             for model in (await self.catalogue.get(None)).models:
                 await self.text(model)
         except Exception as error:
@@ -153,6 +156,7 @@ class Runtime:
 
     async def close(self) -> None:
         await self.cancels.drained(timeout_s=5)
+        await self.lease.drop()
         while self._background:
             await asyncio.wait(self._background, timeout=5)
         if self._reader is not None:

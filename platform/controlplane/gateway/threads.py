@@ -42,20 +42,24 @@ class Pool:
 
 
 database = Pool("database", limits.DATABASE_THREADS, limits.DATABASE_WAITING)
+lease = Pool("database-lease", 1, 2)  # its own: a rush on the database must not cost this process its lease
 text = Pool("text", limits.TEXT_THREADS, limits.TEXT_WAITING)
 
 
 async def in_database(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Runs a service or selector in a thread with a connection of its own, and hands the connection back."""
+    return await database.run(with_connection(function), *args, **kwargs)
 
-    def call() -> R:
+
+def with_connection(function: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         close_old_connections()
         try:
             return function(*args, **kwargs)
         finally:
             hand_back()
 
-    return await database.run(call)
+    return call
 
 
 def hand_back() -> None:

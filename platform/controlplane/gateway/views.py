@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from django.conf import settings
@@ -20,6 +21,7 @@ from controlplane.gateway.runtime import runtime
 from controlplane.gateway.schema import chat_request
 from controlplane.gateway.threads import in_database
 from inference.kv import pool_reports
+from inference.submit import CLIENT_ASKED, cancel
 
 
 @endpoint("POST")
@@ -58,7 +60,20 @@ def _model(found: ServedModel) -> dict[str, Any]:
 
 @endpoint("GET")
 async def request_receipt(call: Call, public_id: str) -> HttpResponse:
+    return await _receipt(call, request_uuid(public_id))
+
+
+@endpoint("POST")
+async def request_cancel(call: Call, public_id: str) -> HttpResponse:
+    """Stops what runs; what has ended stays as it is. Answers the receipt: its state may need a moment to become `cancelled`."""
+    await call.body()  # nothing in it counts, but the connection can serve the next call
     request_id = request_uuid(public_id)
+    if request_id is not None:
+        await in_database(cancel, tenant_id=call.caller.tenant_id, request_id=request_id, reason=CLIENT_ASKED)
+    return await _receipt(call, request_id)
+
+
+async def _receipt(call: Call, request_id: uuid.UUID | None) -> HttpResponse:
     found = await in_database(receipt, tenant_id=call.caller.tenant_id, request_id=request_id) if request_id else None
     if found is None:
         raise NotFound("There is no such request.", param="id")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import uuid
+
 import pytest
 
 from inference.contracts import ClassPolicy
-from inference.coordination.models import Worker
-from inference.coordination.reaper import MAX_ATTEMPTS, reap
+from inference.coordination.gateways import gateway_died, gateway_register, gateway_renew
+from inference.coordination.heartbeat import beat
+from inference.coordination.models import Gateway, Worker
+from inference.coordination.reaper import MAX_ATTEMPTS, WATCH_GAP_S, reap
 from inference.database import execute
 from inference.kvdirectory.models import Extent
 from inference.kvdirectory.services import ExtentChange, extents_write
-from inference.requests.models import InferenceRequest, State
+from inference.requests.models import InferenceRequest, RequestEvent, State
 from inference.streams import StreamWriter
 from tests.inference.conftest import ClaimRequest, MakeRequest, register
 from tests.inference.requests.test_transitions import publish
@@ -95,3 +100,58 @@ def test_the_directory_forgets_dead_processes_and_keeps_live_ones() -> None:
     kill("prefill-0")
     assert reap()["extents_forgotten"] == 1
     assert [extent.worker for extent in Extent.objects.all()] == ["prefill-1"]
+
+
+def orphan(request: InferenceRequest, gateway_id: uuid.UUID | None) -> InferenceRequest:
+    InferenceRequest.objects.filter(id=request.id).update(gateway_id=gateway_id)
+    return request
+
+
+def last_detail(request: InferenceRequest) -> str:
+    return RequestEvent.objects.filter(request_id=request.id).latest("id").detail
+
+
+def test_what_a_dead_gateway_left_waiting_is_cancelled_and_the_rest_is_not(make_request: MakeRequest) -> None:
+    reap()
+    dead, alive = gateway_register(lease_s=-1), gateway_register(lease_s=60)
+    left, kept, nobodys = orphan(make_request(), dead), orphan(make_request(), alive), orphan(make_request(), None)
+    done = reap()
+    assert (done["gateways_gone"], done["cancelled"]) == (1, 1)
+    assert [state_of(request) for request in (left, kept, nobodys)] == [State.CANCELLED, State.QUEUED, State.QUEUED]
+    assert last_detail(left) == "gateway_gone"
+    assert reap()["cancelled"] == 0
+
+
+def test_what_a_dead_gateway_left_running_is_flagged_for_its_owner(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    register("prefill-0", "prefill")
+    request = orphan(make_request(), uuid.uuid4())  # a row that is gone is a gateway that is gone
+    claim_request(request, "prefill-0")
+    assert [reap()["cancelled"] for _ in range(2)] == [1, 0]
+    assert state_of(request) == State.PREFILLING
+    assert (request.cancel_requested_at is not None, request.cancel_reason) == (True, "gateway_gone")
+
+
+def test_a_gateway_that_comes_back_after_its_lease_is_a_new_one() -> None:
+    reap()
+    frozen = gateway_register(lease_s=-1)
+    assert gateway_renew(gateway_id=frozen, lease_s=-1)  # nobody has noticed yet
+    reap()
+    assert not gateway_renew(gateway_id=frozen, lease_s=60)
+    assert gateway_register(lease_s=60) != frozen
+
+
+def test_no_gateway_is_gone_where_nobody_watched_its_lease_run_out(make_request: MakeRequest) -> None:
+    request = orphan(make_request(), gateway_register(lease_s=-1))
+    beat("reaper")
+    execute("UPDATE coordination_heartbeat SET at = at - make_interval(secs => %s) WHERE name = 'reaper'", [WATCH_GAP_S + 1])
+    done = reap()
+    assert (done["gateways_gone"], done["cancelled"], state_of(request)) == (0, 0, State.QUEUED)
+
+
+def test_a_supervisors_word_ends_a_lease_at_once(make_request: MakeRequest) -> None:
+    request = orphan(make_request(), gateway_register(lease_s=60))
+    assert not gateway_died(pid=os.getpid() + 1)
+    assert gateway_died(pid=os.getpid())
+    assert not Gateway.objects.exists()
+    assert reap()["cancelled"] == 1
+    assert state_of(request) == State.CANCELLED

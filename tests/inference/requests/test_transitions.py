@@ -12,9 +12,16 @@ from inference.kvdirectory.models import HandOff
 from inference.requests.claims import Claim, request_claim, request_offer
 from inference.requests.models import RequestEvent, State
 from inference.requests.state_change import Owner
-from inference.requests.transitions import request_cancel_flag, request_end_unowned, request_finish, request_ready, request_requeue
+from inference.requests.transitions import (
+    EndedWaiting,
+    request_cancel_flag,
+    request_end_unowned,
+    request_finish,
+    request_ready,
+    request_requeue,
+)
 from inference.usage.models import Meter, UsagePending, UsageRow
-from tests.inference.conftest import LAYOUT, ClaimRequest, MakeRequest, register
+from tests.inference.conftest import LAYOUT, TENANT, ClaimRequest, MakeRequest, register
 
 pytestmark = pytest.mark.django_db
 
@@ -137,18 +144,19 @@ def test_a_cancelled_ready_request_is_billed_what_prefill_did(make_request: Make
     register("prefill-0", "prefill")
     request = make_request()
     publish(claim_request(request, "prefill-0"))
-    assert request_cancel_flag(request_id=request.id) == ""
-    assert request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="") == 1
+    assert request_cancel_flag(tenant_id=TENANT, request_id=request.id, reason="client_gone") == ""
+    ended = request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="")
+    assert ended == EndedWaiting(epoch=1, holder="prefill-0")
     billed = dict(UsageRow.objects.filter(request_id=request.id, billable=True).values_list("meter", "quantity"))
     assert (billed[Meter.PREFILL_COMPUTED], billed[Meter.PREFILL_CACHED], billed[Meter.DECODE]) == (4, 16, 1)
-    assert request_cancel_flag(request_id=request.id) is None
+    assert request_cancel_flag(tenant_id=TENANT, request_id=request.id, reason="client_gone") is None
     request.refresh_from_db()
     assert request.completion_tokens == 1  # the receipt says what the bill says
 
 
 def test_a_flagged_request_is_not_claimed_any_more(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
     request = make_request()
-    assert request_cancel_flag(request_id=request.id) == ""
+    assert request_cancel_flag(tenant_id=TENANT, request_id=request.id, reason="client_gone") == ""
     with pytest.raises(AssertionError):
         claim_request(request, "prefill-0")
 

@@ -10,7 +10,7 @@ from inference.kvdirectory.models import HandOff
 from inference.requests.models import InferenceRequest, State
 from inference.requests.transitions import request_cancel_flag, request_end_unowned, request_requeue
 from inference.usage.models import Meter, UsageRow
-from tests.inference.conftest import MakeRequest
+from tests.inference.conftest import TENANT, MakeRequest
 from tests.inference.workers.conftest import Kitchen
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -113,7 +113,7 @@ def test_a_cancel_between_the_workers_frees_the_pages(kitchen: Kitchen, make_req
     request = make_request(prompt=LONG, max_tokens=20)
     kitchen.give(request, "prefill-0")
     kitchen.wait(request, State.READY)
-    request_cancel_flag(request_id=request.id)
+    request_cancel_flag(tenant_id=TENANT, request_id=request.id, reason="client_gone")
     request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="")
     kitchen.stations["prefill-0"].loop.release(str(request.id))
     kitchen.wait_idle()
