@@ -96,6 +96,18 @@ class BodyTooLarge(InvalidRequest):
     status, code = 413, "request_too_large"
 
 
+class UnsupportedMediaType(InvalidRequest):
+    status, code = 415, "unsupported_media_type"
+
+
+class HeadTooLarge(InvalidRequest):
+    status, code = 431, "request_head_too_large"
+
+
+class MalformedHttp(InvalidRequest):
+    code = "malformed_http"
+
+
 class RateLimitExceeded(ApiError):
     status, code, type = 429, "rate_limit_exceeded", "rate_limit_error"
 
@@ -146,13 +158,18 @@ def error_response(error: ApiError) -> HttpResponse:
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Django's handler404."""
-    if request.path.startswith("/v1"):
-        return error_response(NotFound("There is nothing at this address."))
-    return HttpResponseNotFound("Not found.", content_type="text/plain")
+    if is_for_people(request.path):
+        return HttpResponseNotFound("Not found.", content_type="text/plain")
+    return error_response(NotFound("There is nothing at this address."))
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Django's handler500."""
-    if request.path.startswith("/v1"):
-        return error_response(InternalError())
-    return HttpResponseServerError("Internal error.", content_type="text/plain")
+    if is_for_people(request.path):
+        return HttpResponseServerError("Internal error.", content_type="text/plain")
+    return error_response(InternalError())
+
+
+def is_for_people(path: str) -> bool:
+    """The console and its files. Everywhere else clients are programs, and every answer is JSON."""
+    return path == "/" or path.startswith(("/console/", "/static/"))

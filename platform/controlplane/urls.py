@@ -15,6 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/chat/completions", views.chat_completions),
     path("v1/models", views.models),
     path("v1/models/<path:name>", views.model),
+    path("v1/openapi.json", views.openapi),
     path("v1/requests/<str:public_id>", views.request_receipt),
     path("v1/requests/<str:public_id>/cancel", views.request_cancel),
     path("v1/", views.nothing_here),

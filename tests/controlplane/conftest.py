@@ -23,6 +23,7 @@ from billing.holds.services import hold_account_open
 from controlplane.catalog.services import catalog_seed
 from controlplane.gateway import runtime
 from controlplane.gateway.application import Application
+from controlplane.gateway.protocol import GatewayProtocol
 from controlplane.keys.models import ApiKey
 from controlplane.keys.services import api_key_create
 from controlplane.tenants.models import Organisation, Project
@@ -111,7 +112,7 @@ def gateway(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
     connection_created.connect(_become_app, dispatch_uid="become app")
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(Application(), log_level="warning", timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn.Config(Application(), http=GatewayProtocol, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="gateway")
     thread.start()
     try:

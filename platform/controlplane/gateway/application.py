@@ -6,10 +6,9 @@ from typing import Any
 
 from django.core.handlers.asgi import ASGIHandler
 
+from controlplane.errors import is_for_people
 from controlplane.gateway import runtime
 from controlplane.gateway.handler import GatewayHandler, Receive, Send
-
-LEAN = ("/v1", "/healthz", "/readyz", "/poolz")
 
 
 class Application:
@@ -21,7 +20,7 @@ class Application:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":
-            handler = self.gateway if scope["path"].startswith(LEAN) else self.console
+            handler = self.console if is_for_people(scope["path"]) else self.gateway
             await handler(scope, receive, send)
         else:  # there are no websockets here
             await send({"type": "websocket.close", "code": 1000})

@@ -27,7 +27,7 @@ from inference.usage.models import Meter, UsageRow
 log = logging.getLogger("brigade.gateway")
 
 # What ends a request, as a status for clients that do not stream. Anything else is a 500.
-_STATUS = {
+STATUS_OF_END = {
     **dict.fromkeys(("context_length_exceeded", "kv_pool_too_small", "sampling_invalid", "token_id_invalid"), 400),
     "deadline_exceeded": 504,
     "request_expired": 504,
@@ -128,7 +128,7 @@ class Completion:
 
 
 def _failed(code: str, message: str) -> ApiError:
-    return RequestFailed(message, code=code, status=_STATUS.get(code, 500))
+    return RequestFailed(message, code=code, status=STATUS_OF_END.get(code, 500))
 
 
 def request_row_state(tenant_id: uuid.UUID, request_id: uuid.UUID) -> RowState | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
@@ -11,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.http.request import HttpHeaders
 from django.utils import timezone
 
 from controlplane.admission.limiter import RateState
@@ -21,6 +23,7 @@ from controlplane.errors import (
     MethodNotAllowed,
     OrganisationSuspended,
     Overloaded,
+    UnsupportedMediaType,
     error_response,
 )
 from controlplane.gateway import limits
@@ -34,6 +37,7 @@ from inference.requests.models import new_request_id
 
 log = logging.getLogger("brigade.gateway")
 P = ParamSpec("P")
+_JSON = re.compile(r'application/json(\s*;\s*charset\s*=\s*"?utf-?8"?)?\s*', re.IGNORECASE)
 
 
 class Call:
@@ -58,6 +62,11 @@ class Call:
 
     async def body(self) -> bytes:
         return await self.inbox.body(self.request.headers.get("Content-Length"))
+
+    async def json_body(self) -> bytes:
+        """Raises UnsupportedMediaType before a byte is read, then what `Inbox.body` raises."""
+        _check_media_type(self.request.headers)
+        return await self.body()
 
     async def authenticate(self) -> None:
         self.key = await authenticate(self.request.headers.get("Authorization", ""), self.runtime)
@@ -121,6 +130,14 @@ async def _finished(call: Call, response: HttpResponseBase, method: str) -> Http
     if method == "POST" and not call.inbox.body_was_read:
         response["Connection"] = "close"  # what may still come is not wanted
     return response
+
+
+def _check_media_type(headers: HttpHeaders) -> None:
+    """JSON in UTF-8, as it is; a client that names no type means it."""
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("The body must not be compressed: 'Content-Encoding' is not supported.")
+    if not _JSON.fullmatch(headers.get("Content-Type") or "application/json"):
+        raise UnsupportedMediaType("The body must be JSON in UTF-8: send 'Content-Type: application/json'.")
 
 
 async def authenticate(header: str, process: Runtime) -> KeyRecord:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 # What a client may send
+HEAD_BYTES = 64 << 10  # address and headers; also what may stand between two parts of a body
+HEADERS = 128
+HEAD_READ_S = 15.0  # from the connection, or the first byte of a request, to the end of its headers
 BODY_BYTES = 4 << 20
 BODY_READ_S = 30.0  # from the headers to the last byte of the body
 AUTHORIZATION_CHARACTERS = 512

@@ -9,13 +9,14 @@ from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 
 from controlplane.catalog.models import ServedModel
-from controlplane.errors import ModelNotFound, NotFound
+from controlplane.errors import MethodNotAllowed, ModelNotFound, NotFound, error_response
 from controlplane.fleet.selectors import readiness
 from controlplane.gateway import limits
 from controlplane.gateway.answer import events, whole
 from controlplane.gateway.chat import admit
 from controlplane.gateway.endpoint import Call, endpoint, json_response, log, request_uuid
 from controlplane.gateway.handler import EventStream
+from controlplane.gateway.openapi import document
 from controlplane.gateway.receipts import receipt
 from controlplane.gateway.runtime import runtime
 from controlplane.gateway.schema import chat_request
@@ -26,7 +27,7 @@ from inference.submit import CLIENT_ASKED, cancel
 
 @endpoint("POST")
 async def chat_completions(call: Call) -> HttpResponseBase:
-    chat = chat_request(await call.body())
+    chat = chat_request(await call.json_body())
     admitted = await admit(call, chat)
     if chat.stream:
         return EventStream(events(admitted, include_usage=chat.include_usage), release=admitted.completion.close)
@@ -83,6 +84,15 @@ async def _receipt(call: Call, request_id: uuid.UUID | None) -> HttpResponse:
 @endpoint()
 async def nothing_here(call: Call, rest: str = "") -> HttpResponse:
     raise NotFound("There is nothing at this address.")
+
+
+async def openapi(request: HttpRequest) -> HttpResponse:
+    """Without a key: it says nothing that the source does not."""
+    if request.method != "GET":
+        refusal = error_response(MethodNotAllowed("Only GET is allowed here."))
+        refusal["Allow"] = "GET"
+        return refusal
+    return json_response(document())
 
 
 async def healthz(request: HttpRequest) -> HttpResponse:

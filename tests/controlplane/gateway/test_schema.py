@@ -249,9 +249,18 @@ def test_brackets_inside_of_text_are_no_depth() -> None:
     assert parse(messages=[{"role": "user", "content": "[{" * 1_000}]).messages[0].content == "[{" * 1_000
 
 
-def test_of_two_equal_names_the_last_counts() -> None:
-    body = b'{"model": "a", "model": "b", "messages": [{"role": "user", "content": "Hi"}]}'
-    assert chat_request(body).model == "b"
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "a", "model": "b", "messages": [{"role": "user", "content": "Hi"}]}',
+        b'{"model": "a", "messages": [{"role": "user", "content": "Hi", "content": "Ho"}]}',
+        b'{"model": "a", "\\u006dodel": "a"}',
+        b'{"messages": {' + b'"x": 1, ' * 200_000 + b'"y": 2}}',
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(body: bytes) -> None:
+    """One of the two would be ignored in silence."""
+    assert refusal(body)[:2] == (400, "invalid_json")
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,60 @@
+"""JSON from a stranger: depth, constants, numbers and repeated names are looked at; what is not an object is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+from controlplane.errors import InvalidJson
+from controlplane.gateway import limits
+from controlplane.gateway.fields import shown
+
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)  # cannot backtrack: linear on any input
+
+Object = dict[str, Any]
+
+
+def parse_object(body: bytes) -> Object:
+    """Raises InvalidJson."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJson("The body is not UTF-8.") from error
+    _check_depth(text)
+    try:
+        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_name_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJson(f"The body is not valid JSON{_place(error)}.") from error
+    if not isinstance(data, dict):
+        raise InvalidJson("The body must be a JSON object.")
+    return data
+
+
+def _place(error: Exception) -> str:
+    return f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> Object:
+    """Of two equal names one would be ignored in silence, and a proxy before us may have read the other."""
+    data: Object = {}
+    for name, value in pairs:
+        if name in data:
+            raise InvalidJson(f"The name '{shown(name)}' stands twice in one object.")
+        data[name] = value
+    return data
+
+
+def _check_depth(text: str) -> None:
+    if text.count("[") + text.count("{") <= limits.JSON_DEPTH:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        first = match[0][0]
+        depth += (first in "[{") - (first in "]}")
+        if depth > limits.JSON_DEPTH:
+            raise InvalidJson(f"The body is nested deeper than {limits.JSON_DEPTH} levels.")
