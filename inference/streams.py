@@ -1,7 +1,7 @@
 """The token channel: one Valkey stream a request, one list a worker for signals. Losing all of it loses neither money nor text.
 
-A token is (request, choice, position). Writers may repeat themselves and zombies may write late; `EntryFilter` makes the one clean
-sequence out of it: positions 1..n per choice, and nothing of an older epoch behind a take-over.
+Writers may repeat themselves, zombies may write late, Valkey may forget: `transcript.EntryFilter` makes one clean sequence of it,
+and says where the token log in PostgreSQL must fill a gap.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from inference.contracts import ErrorEntry, FinishEntry, StreamEntry, TakeoverEntry, TokenEntry, stream_entry_from_json
+from inference.transcript import EntryFilter, Gap, Tokens, Transcript
 
 log = logging.getLogger(__name__)
 
 LIVE_S = 3600  # a stream's life while its request runs
+LIVE_AGAIN = 64  # it begins anew with every so many tokens
 AFTER_S = 600  # and after its last entry
 SIGNAL_S = 60
+WRITE_S = 2.0  # a Valkey that takes longer counts as away
 READER_BLOCK_MS = 2000
+DEAF_S = 3.0  # more than an idle read takes
 READER_BACKLOG = 256  # entries a slow subscriber may have waiting here; the rest waits in Valkey
-
-STREAM_LOST = "stream_interrupted"
 
 
 def stream_key(request_id: str) -> str:
@@ -42,35 +44,11 @@ def signals_key(slot: str) -> str:
     return f"brigade:signals:{slot}"
 
 
-class EntryFilter:
-    """Drops repeats and void entries. A gap in the positions means that Valkey lost entries: it becomes an error entry."""
-
-    def __init__(self) -> None:
-        self._epoch = 0
-        self._next: dict[int, int] = {}
-
-    def clean(self, entry: StreamEntry) -> TokenEntry | FinishEntry | ErrorEntry | None:
-        if entry.epoch < self._epoch:
-            return None
-        if isinstance(entry, TakeoverEntry):
-            self._epoch = entry.epoch
-            return None
-        if not isinstance(entry, TokenEntry):
-            return entry
-        expected = self._next.get(entry.choice, 1)
-        if entry.position < expected:
-            return None
-        if entry.position > expected:
-            return ErrorEntry(entry.epoch, STREAM_LOST, "Part of the stream was lost; repeat the request.")
-        self._next[entry.choice] = expected + len(entry.ids)
-        return entry
-
-
 class StreamWriter:
     """The writing side, synchronous: one pipeline a call, visible to readers at once."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5)
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=WRITE_S, socket_connect_timeout=WRITE_S)
 
     @staticmethod
     @cache
@@ -85,21 +63,25 @@ class StreamWriter:
                 pipe.xadd(key, {"e": json.dumps(entry.to_json(), separators=(",", ":"), ensure_ascii=False)})
                 if isinstance(entry, FinishEntry | ErrorEntry):
                     pipe.expire(key, AFTER_S)
-                elif isinstance(entry, TakeoverEntry) or entry.position == 1:
+                elif isinstance(entry, TakeoverEntry) or entry.position % LIVE_AGAIN == 1:
                     pipe.expire(key, LIVE_S)
             pipe.execute()
 
-    def take_over(self, request_id: str, epoch: int) -> tuple[tuple[int, ...], ...]:
-        """Voids older epochs from here on, then answers the tokens written before, per choice: the new owner's forced prefix."""
-        mark: Any = self._redis.xadd(stream_key(request_id), {"e": json.dumps(TakeoverEntry(epoch).to_json())})
-        before: Any = self._redis.xrange(stream_key(request_id), max=f"({mark.decode()}")
-        tokens: dict[int, list[int]] = {}
-        sieve = EntryFilter()
+    def take_over(self, request_id: str, epoch: int, logged: Tokens = ()) -> Tokens:
+        """Voids older epochs from here on, then answers the tokens written before: `logged`, and what the stream has beyond it.
+
+        Raises RedisError.
+        """
+        key = stream_key(request_id)
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xadd(key, {"e": json.dumps(TakeoverEntry(epoch).to_json())})
+            pipe.expire(key, LIVE_S)
+            mark: Any = pipe.execute()[0]
+        before: Any = self._redis.xrange(key, max=f"({mark.decode()}")
+        sieve = EntryFilter(logged)
         for _, fields in before:
-            entry = sieve.clean(_decode(fields))
-            if isinstance(entry, TokenEntry):
-                tokens.setdefault(entry.choice, []).extend(entry.ids)
-        return tuple(tuple(tokens.get(choice, ())) for choice in range(max(tokens, default=0) + 1))
+            sieve.clean(_decode(fields))
+        return sieve.transcript.tokens
 
 
 def _decode(fields: dict[bytes, bytes]) -> StreamEntry:
@@ -150,10 +132,24 @@ class Subscription:
         self.last_id = "0"
         self._reader = reader
         self._filter = EntryFilter()
-        self._queue: asyncio.Queue[TokenEntry | FinishEntry | ErrorEntry] = asyncio.Queue()
+        self._queue: asyncio.Queue[StreamEntry] = asyncio.Queue()
+        self._behind_gap: StreamEntry | None = None
 
-    async def next(self, timeout_s: float) -> TokenEntry | FinishEntry | ErrorEntry:
-        """Raises TimeoutError where nothing came."""
+    @property
+    def transcript(self) -> Transcript:
+        """What was answered so far. The consumer appends what it has from the token log."""
+        return self._filter.transcript
+
+    async def next(self, timeout_s: float) -> TokenEntry | FinishEntry | ErrorEntry | Gap:
+        """Raises TimeoutError where nothing came. A gap is answered until the transcript has what is missing."""
+        while True:
+            entry = self._behind_gap or await self._take(timeout_s)
+            clean = self._filter.clean(entry)
+            self._behind_gap = entry if isinstance(clean, Gap) else None
+            if clean is not None:
+                return clean
+
+    async def _take(self, timeout_s: float) -> StreamEntry:
         if self._queue.empty():
             async with asyncio.timeout(timeout_s):  # wait_for may swallow a cancel that comes together with an entry
                 return await self._queue.get()
@@ -163,14 +159,17 @@ class Subscription:
         return entry
 
     @property
+    def deaf(self) -> bool:
+        """Valkey answers nothing: entries may be written, or not, and nobody hears them."""
+        return self._reader.silent_s > DEAF_S
+
+    @property
     def full(self) -> bool:
         return self._queue.qsize() >= READER_BACKLOG
 
     def feed(self, entry_id: str, entry: StreamEntry) -> None:
         self.last_id = entry_id
-        clean = self._filter.clean(entry)
-        if clean is not None:
-            self._queue.put_nowait(clean)
+        self._queue.put_nowait(entry)
 
     def close(self) -> None:
         self._reader.forget(self)

@@ -226,7 +226,7 @@ class Engine:
     def _emit(self, sequence: Sequence, row: torch.Tensor) -> list[EngineEvent]:
         position = sequence.output_count + 1
         token_id = sample(row, sequence.request.sampling, choice=sequence.choice, position=position)
-        text = sequence.accept(token_id, self._text.eos_ids)
+        text = sequence.accept(token_id)
         sequence.usage.emitted(self._clock_us())
         token = Token(sequence.request_id, sequence.choice, position, token_id, text, sequence.finish_reason)
         if sequence.finish_reason is not None:

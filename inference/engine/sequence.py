@@ -10,7 +10,7 @@ from typing import Protocol
 from inference.contracts import EngineRequest, FinishReason
 from inference.engine.prefix import chain_hash
 from inference.engine.usage import UsageMeter
-from inference.text import TextStream
+from inference.text import AnswerText
 
 
 class EngineText(Protocol):
@@ -40,7 +40,7 @@ class Sequence:
     root: bytes  # of the digest chain
     block_tokens: int
     limit: int  # outputs, the forced ones included
-    stream: TextStream
+    answer: AnswerText
     usage: UsageMeter
     choice: int = 0
     state: State = State.WAITING
@@ -49,7 +49,6 @@ class Sequence:
     kv_tokens: int = 0
     published: int = 0  # blocks
     publishing: bool = True  # False once a block before has left the cache's trees
-    finish_reason: FinishReason | None = None
     preemptions: int = 0
     bypassed: int = 0
     whole: bool = False  # a prompt that has the engine for itself
@@ -84,6 +83,10 @@ class Sequence:
         return len(self.tokens) - self.kv_tokens
 
     @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.answer.finish_reason
+
+    @property
     def final_kv_tokens(self) -> int:
         """KV entries at the latest end: the last token needs none."""
         return self.prompt_tokens + (self.output_count if self.stops_after_prefill else self.limit - 1)
@@ -100,18 +103,10 @@ class Sequence:
             self._digests.append(chain_hash(parent, self.tokens[start : start + self.block_tokens]))
         return self._digests[:count]
 
-    def accept(self, token_id: int, eos_ids: frozenset[int]) -> str:
+    def accept(self, token_id: int) -> str:
         """Appends a token; returns what it made visible, and all the rest when it is the last one (`finish_reason` is set then)."""
         self.tokens.append(token_id)
-        if token_id in eos_ids and not self.request.sampling.ignore_eos:
-            self.finish_reason = "stop"
-            return self.stream.flush()
-        text = self.stream.push(token_id)
-        if self.stream.stopped:
-            self.finish_reason = "stop"
-        elif self.output_count >= self.limit:
-            self.finish_reason = "length"
-        return text + self.stream.flush() if self.finish_reason else text
+        return self.answer.accept(token_id)
 
 
 def make_sequence(
@@ -124,23 +119,26 @@ def make_sequence(
     context_length: int,
     clock: Callable[[], int],
 ) -> Sequence:
-    """Forced tokens go through the text stream unseen, so that the text at a position depends on the tokens up to it alone."""
+    """Forced tokens go through the answer unseen, so that the text at a position depends on the tokens up to it alone."""
     prompt_tokens, forced = len(request.prompt_ids), request.forced[0]
     usage = UsageMeter(prompt_tokens, len(forced), added_us=clock())
     if request.phase == "decode":
         usage.high_water = prompt_tokens + max(0, len(forced) - 1)
+    sampling = request.sampling
+    limit = min(sampling.max_tokens, context_length - prompt_tokens)
+    eos_ids = frozenset[int]() if sampling.ignore_eos else text.eos_ids
     sequence = Sequence(
         request=request,
         arrival=arrival,
         root=root,
         block_tokens=block_tokens,
-        limit=min(request.sampling.max_tokens, context_length - prompt_tokens),
-        stream=TextStream(text, request.sampling.stop),
+        limit=limit,
+        answer=AnswerText(text, stop=sampling.stop, eos_ids=eos_ids, limit=limit),
         usage=usage,
         tokens=list(request.prompt_ids),
         fused=request.phase == "fused",
     )
     for token_id in forced:
         if sequence.finish_reason is None:
-            sequence.accept(token_id, text.eos_ids)
+            sequence.accept(token_id)
     return sequence

@@ -121,6 +121,21 @@ class RequestEvent(models.Model):
         indexes = [models.Index(fields=["request_id", "id"], name="request_event_of")]
 
 
+class TokenLog(models.Model):
+    """Consecutive generated tokens of one choice, as one epoch's owner wrote them; see `token_log.py`."""
+
+    pk = models.CompositePrimaryKey("request_id", "epoch", "choice", "position")
+    request_id = models.UUIDField()
+    tenant_id = models.UUIDField()
+    epoch = models.IntegerField()
+    choice = models.IntegerField()
+    position = models.IntegerField()  # of the first, from 1
+    ids = ArrayField(models.IntegerField())
+
+    class Meta:
+        db_table = "inference_token_log"
+
+
 def new_request_id() -> uuid.UUID:
     """A UUID of version 7: rows of one time lie together in the index."""
     import secrets

@@ -15,6 +15,7 @@ from inference.database import QUEUE_CHANNEL, notify, query, query_one
 from inference.kvdirectory.services import handoff_publish, handoff_release
 from inference.requests.models import OPEN, State
 from inference.requests.state_change import Owner, json_value, state_change
+from inference.requests.token_log import TokenRun, token_log_close
 from inference.usage.services import usage_write
 
 
@@ -100,8 +101,10 @@ def request_ready(
         return True
 
 
-def request_finish(owner: Owner, *, request_id: uuid.UUID, state: State, outcome: RequestOutcome) -> bool:
-    """A request's end by its owner: final state, usage rows, hand-off released, all or nothing."""
+def request_finish(
+    owner: Owner, *, request_id: uuid.UUID, state: State, outcome: RequestOutcome, rest: Sequence[TokenRun] = ()
+) -> bool:
+    """A request's end by its owner: final state, usage rows, the rest of its tokens, hand-off released, all or nothing."""
     with transaction.atomic():
         changed = state_change(
             request_id=request_id,
@@ -125,6 +128,7 @@ def request_finish(owner: Owner, *, request_id: uuid.UUID, state: State, outcome
         if changed is None:
             return False
         usage_write(request_id=request_id, outcome=outcome)
+        token_log_close(request_id=request_id, runs=rest)
         handoff_release(request_id=request_id)
         notify(QUEUE_CHANNEL)
         return True

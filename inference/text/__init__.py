@@ -1,5 +1,6 @@
 """Tokenise, render chats, detokenise a stream. Loads no torch and no framework. See README.md."""
 
+from inference.text.answer import AnswerText
 from inference.text.chat import ChatMessage
 from inference.text.errors import ChatTemplateError, ModelFetchError, ModelFolderError, TextError, UnknownTokenError
 from inference.text.folders import open_text
@@ -8,6 +9,7 @@ from inference.text.revision import model_digest, model_revision
 from inference.text.stream import TextStream
 
 __all__ = [
+    "AnswerText",
     "ChatMessage",
     "ChatTemplateError",
     "ModelFetchError",

@@ -44,8 +44,9 @@ class Parcel:
     transitions: Sequence[Transition] = ()
 
 
-VALKEY_PATIENCE_S = 15.0
 RETRY_S = 0.1
+VALKEY_PATIENCE_S = 2.0  # then entries are given up at once, but for one attempt in
+PROBE_S = 1.0
 
 
 class Courier:
@@ -57,6 +58,7 @@ class Courier:
         self._writer = writer
         self._may_speak = may_speak
         self._stopping = threading.Event()
+        self._probe_at = 0.0  # not 0: Valkey is away, and this is when it is tried again
         self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
         self._transitions: queue.SimpleQueue[Transition | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -83,24 +85,29 @@ class Courier:
         self._transitions.put(None)
 
     def _emit(self, entries: Entries) -> None:
-        """A token that Valkey does not take is not kept for ever: the row in PostgreSQL says how the request ended."""
-        if not entries:
+        """What Valkey does not take is not kept: readers find the tokens in the token log, and the end in the request's row."""
+        if not entries or not self._lease_held() or time.monotonic() < self._probe_at:
             return
-        until = time.monotonic() + VALKEY_PATIENCE_S
+        until = time.monotonic() + (0.0 if self._probe_at else VALKEY_PATIENCE_S)
         while not self._written(entries):
             if time.monotonic() > until or self._stopping.wait(RETRY_S):
                 log.error("%d stream entries given up", len(entries))
+                self._probe_at = time.monotonic() + PROBE_S
                 return
+        self._probe_at = 0.0
 
-    def _written(self, entries: Entries) -> bool:
+    def _lease_held(self) -> bool:
         while not self._may_speak():
             if self._stopping.wait(RETRY_S):
                 return False
+        return True
+
+    def _written(self, entries: Entries) -> bool:
         try:
             for _ in range({"drop": 0, "duplicate": 2}.get(failpoints.reach(_phase(entries)), 1)):
                 self._writer.write(entries)
         except RedisError as error:
-            log.warning("stream entries not written, trying again: %s", error)
+            log.warning("stream entries not written: %s", error)
             return False
         return True
 

@@ -11,6 +11,7 @@ from inference.contracts import FinishReason, PrefillResult, RequestOutcome
 from inference.engine.events import PhaseUsage
 from inference.requests.claims import Claim
 from inference.requests.models import State
+from inference.requests.token_log import TokenRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Job:
     transfer_ms: float = 0.0
     waited_us: int = 0  # from the hand-off's publication to the end of its copy
     transfer_note: str = ""
+    logged: dict[int, int] = field(default_factory=dict)  # tokens of each choice that the token log has
 
     @classmethod
     def of(cls, claim: Claim) -> Job:
@@ -63,6 +65,13 @@ class Job:
         self.outputs[choice].append(token_id)
         if self.ttft_ms is None:
             self.ttft_ms = self.age_ms()
+
+    def unlogged(self) -> list[TokenRun]:
+        """What the token log does not have yet."""
+        rests = [(choice, self.logged.get(choice, 0), list(ids)) for choice, ids in enumerate(self.outputs)]
+        return [
+            TokenRun(self.id, self.epoch, choice, known + 1, tuple(ids[known:])) for choice, known, ids in rests if len(ids) > known
+        ]
 
     def prefill_result(self, usage: PhaseUsage) -> PrefillResult:
         return PrefillResult(

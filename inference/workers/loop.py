@@ -25,6 +25,7 @@ from inference.kvtransport.arena import Arena
 from inference.kvtransport.shm import pages_describe
 from inference.requests.claims import Claim
 from inference.requests.models import State
+from inference.requests.token_log import token_log_append
 from inference.requests.transitions import request_finish, request_ready
 from inference.streams import signal_release
 from inference.submit import CANCELLED, CANCELLED_MESSAGE
@@ -85,6 +86,15 @@ class EngineLoop:
     def knows(self, request_id: uuid.UUID) -> bool:
         """Whether a request that the database says is ours is really here, or just leaving."""
         return str(request_id) in self._jobs or str(request_id) in self._settling
+
+    def log_tokens(self) -> None:
+        """What was made since the last time goes into the token log, in one statement."""
+        runs = {run: job for job in list(self._jobs.values()) for run in job.unlogged()}
+        if not runs:
+            return
+        token_log_append(slot=self._me[0], worker_epoch=self._me[1], runs=runs)
+        for run, job in runs.items():
+            job.logged[run.choice] = run.position + len(run.ids) - 1
 
     def stop(self) -> None:
         self._stopping.set()
@@ -255,7 +265,8 @@ class EngineLoop:
         def finish() -> Entries:
             state = verdict.state if verdict else State.DONE
             failpoints.reach("finish.commit")
-            if not request_finish(job.claim.owner, request_id=job.uuid, state=state, outcome=outcome):
+            rest = () if verdict else job.unlogged()
+            if not request_finish(job.claim.owner, request_id=job.uuid, state=state, outcome=outcome, rest=rest):
                 log.warning("request %s ended elsewhere", job.id)
                 return []
             failpoints.reach("finish.committed")

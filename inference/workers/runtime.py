@@ -173,6 +173,7 @@ class WorkerRuntime:
             log.critical("worker %s lost its lease; the process ends", self.slot)
             os._exit(75)
         self._spoken_until = started + LEASE_S - LEASE_MARGIN_S
+        self.loop.log_tokens()
         for request_id in cancelled_of(self.slot, self.worker_epoch):
             self.loop.cancel(str(request_id))
         self._give_back_strays()

@@ -7,10 +7,12 @@ import logging
 import uuid
 
 from celery import shared_task
+from redis.exceptions import RedisError
 
 from inference import failpoints
 from inference.requests.claims import Claim, request_claim
 from inference.requests.models import State
+from inference.requests.token_log import token_log_read
 from inference.streams import StreamWriter
 from inference.workers.runtime import WorkerRuntime
 
@@ -31,12 +33,17 @@ def claim(request_id: str, state: str, epoch: int) -> None:
     )
     failpoints.reach(f"{phase}.claimed")
     if claimed is not None:
-        runtime.loop.start_job(_with_forced(claimed))
+        runtime.loop.start_job(with_forced(claimed))
 
 
-def _with_forced(claimed: Claim) -> Claim:
+def with_forced(claimed: Claim) -> Claim:
     """After a death the client may have tokens already: they become the forced prefix of this attempt."""
     if claimed.attempt == 1 or claimed.handoff is not None:
         return claimed
-    forced = StreamWriter.shared().take_over(claimed.request.request_id, claimed.owner.epoch)
-    return dataclasses.replace(claimed, request=dataclasses.replace(claimed.request, forced=forced))
+    request = claimed.request
+    forced = token_log_read(tenant_id=claimed.tenant_id, request_id=uuid.UUID(request.request_id))
+    try:
+        forced = StreamWriter.shared().take_over(request.request_id, claimed.owner.epoch, forced)
+    except RedisError as error:
+        log.warning("request %s goes on from its token log: %s", request.request_id, error)
+    return dataclasses.replace(claimed, request=dataclasses.replace(request, forced=forced or ((),)))

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any, Self
 
 import pytest
@@ -33,8 +34,10 @@ from inference.coordination.models import Heartbeat, Worker, WorkerState
 from inference.database import execute, query
 from inference.requests.models import InferenceRequest, RequestBody, RequestEvent, State
 from inference.requests.state_change import Owner
+from inference.requests.token_log import TokenRun, token_log_append
 from inference.requests.transitions import request_finish
 from inference.streams import StreamWriter
+from inference.text import ModelText, TextStream, open_text
 from inference.text.model_files import ensure_oracle
 from inference.usage.models import UsagePending
 
@@ -143,36 +146,63 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
+@cache
+def tiny_text() -> ModelText:
+    return open_text(ensure_oracle(MODEL, settings.DATA.models))
+
+
 @dataclass
 class Job:
     """A request in the hands of the script."""
 
     id: uuid.UUID
     prompt_tokens: int
-    tokens: int = 0
+    ids: list[int] = field(default_factory=list)
     owner: Owner = field(default_factory=lambda: Owner("w0", 1, 1))
+    shown: TextStream = field(default_factory=lambda: TextStream(tiny_text()))
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
 
     def write(self, *entries: StreamEntry) -> None:
         StreamWriter.shared().write([(str(self.id), entry) for entry in entries])
 
     def say(self, text: str, ids: tuple[int, ...] = (65,)) -> Self:
         self.write(TokenEntry(self.owner.epoch, 0, self.tokens + 1, ids, text))
-        self.tokens += len(ids)
+        self.ids += ids
         return self
+
+    def speak(self, text: str) -> Self:
+        """As `say`, with the tokens that the text really has."""
+        for token_id in tiny_text().encode(text):
+            self.say(self.shown.push(token_id), (token_id,))
+        return self
+
+    def lose(self, text: str) -> Self:
+        """Generates it, and the stream does not get it."""
+        ids = tiny_text().encode(text)
+        for token_id in ids:
+            self.shown.push(token_id)
+        self.ids += ids
+        return self
+
+    def log(self) -> Self:
+        """All so far goes into the token log."""
+        assert token_log_append(slot=self.owner.slot, worker_epoch=self.owner.worker_epoch, runs=[self.run()]) == 1
+        return self
+
+    def run(self) -> TokenRun:
+        return TokenRun(str(self.id), self.owner.epoch, 0, 1, tuple(self.ids))
 
     def outcome(self, **changes: Any) -> RequestOutcome:
         cached = changes.pop("cached", 0)
         values = {"computed": self.prompt_tokens - cached, "cached": cached, "completion": self.tokens, "kv_token_us": 1_000}
         return RequestOutcome(**{**values, **changes})
 
-    def lose(self, tokens: int) -> Job:
-        """Tokens that were generated and never reached the stream."""
-        self.tokens += tokens
-        return self
-
-    def done(self, reason: FinishReason = "stop", cached: int = 0, *, announce: bool = True) -> None:
+    def done(self, reason: FinishReason = "stop", cached: int = 0, *, announce: bool = True, logged: bool = True) -> None:
         outcome = self.outcome(reasons=(reason,), cached=cached, timing_ms={"ttft": 1.5, "itl": {"p50": 1.0}})
-        assert request_finish(self.owner, request_id=self.id, state=State.DONE, outcome=outcome)
+        assert request_finish(self.owner, request_id=self.id, state=State.DONE, outcome=outcome, rest=[self.run()] * logged)
         if announce:
             self.write(FinishEntry(self.owner.epoch, (reason,), self.prompt_tokens, cached, self.tokens))
 

@@ -20,8 +20,9 @@ import pytest
 import redis
 
 from inference.contracts import TokenEntry, stream_entry_from_json
-from inference.streams import EntryFilter, stream_key
+from inference.streams import stream_key
 from inference.text import ChatMessage, open_text
+from inference.transcript import EntryFilter
 from tests.flows.cast import client, receipt, say, until
 from tests.flows.conftest import Stack, serving
 

@@ -1,4 +1,4 @@
-"""Whatever is written, readers see positions 1..n once, and nothing of a zombie behind a take-over."""
+"""The token channel over a real server: readers, take-overs, signals."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import contextlib
 import uuid
 
 import pytest
+import redis
 
-from inference.contracts import ErrorEntry, FinishEntry, TakeoverEntry, TokenEntry
-from inference.streams import STREAM_LOST, EntryFilter, Signals, StreamReader, StreamWriter
+from inference.contracts import FinishEntry, StreamEntry, TokenEntry
+from inference.streams import LIVE_AGAIN, Signals, StreamReader, StreamWriter, stream_key
+from inference.transcript import Gap
 
 
 def token(position: int, epoch: int = 1) -> TokenEntry:
@@ -17,34 +19,6 @@ def token(position: int, epoch: int = 1) -> TokenEntry:
 
 
 FINISH = FinishEntry(1, ("stop",), 5, 0, 2)
-
-
-def cleaned(*entries: TokenEntry | TakeoverEntry | FinishEntry | ErrorEntry) -> list[object]:
-    sieve = EntryFilter()
-    return [clean for entry in entries if (clean := sieve.clean(entry)) is not None]
-
-
-def test_repeats_are_dropped() -> None:
-    assert cleaned(token(1), token(1), token(2), token(1), token(2)) == [token(1), token(2)]
-
-
-def test_a_zombie_is_not_heard_behind_a_take_over() -> None:
-    assert cleaned(token(1), TakeoverEntry(2), token(2), token(2, epoch=2)) == [token(1), token(2, epoch=2)]
-
-
-def test_a_normal_hand_over_needs_no_take_over() -> None:
-    assert cleaned(token(1), token(2, epoch=2)) == [token(1), token(2, epoch=2)]
-
-
-def test_a_gap_becomes_an_error_and_never_text_with_a_hole() -> None:
-    lost = cleaned(token(1), token(3))[-1]
-    assert isinstance(lost, ErrorEntry)
-    assert lost.code == STREAM_LOST
-
-
-def test_choices_count_for_themselves() -> None:
-    other = TokenEntry(1, 1, 1, (5,), "x")
-    assert cleaned(token(1), other, token(2)) == [token(1), other, token(2)]
 
 
 async def read(reader: StreamReader, request_id: str, count: int) -> list[object]:
@@ -129,6 +103,40 @@ def test_a_take_over_answers_the_tokens_so_far_and_voids_the_former_owner(redis_
 
 def test_a_take_over_of_an_empty_stream_starts_from_nothing(redis_url: str) -> None:
     assert StreamWriter(redis_url).take_over(str(uuid.uuid4()), 2) == ((),)
+
+
+def test_a_take_over_goes_on_from_the_token_log_where_the_stream_lost_its_beginning(redis_url: str) -> None:
+    writer, request_id = StreamWriter(redis_url), str(uuid.uuid4())
+    writer.write([(request_id, token(position)) for position in (2, 3, 4, 5)])
+    assert writer.take_over(request_id, 2, ((101, 102, 103),)) == ((101, 102, 103, 104, 105),)
+
+
+def test_a_take_over_never_joins_what_does_not_follow(redis_url: str) -> None:
+    writer, request_id = StreamWriter(redis_url), str(uuid.uuid4())
+    writer.write([(request_id, token(position)) for position in (5, 6)])
+    assert writer.take_over(request_id, 2, ((101, 102, 103),)) == ((101, 102, 103),)
+
+
+async def test_a_gap_is_answered_until_it_is_filled_and_then_the_stream_goes_on(redis_url: str) -> None:
+    subscription = StreamReader(redis_url).subscribe(str(uuid.uuid4()))
+    entries: list[StreamEntry] = [token(1), token(4), token(5), FinishEntry(1, ("stop",), 5, 0, 5)]
+    for number, entry in enumerate(entries):
+        subscription.feed(f"{number}-0", entry)
+    assert await subscription.next(1) == token(1)
+    for _ in range(3):
+        assert isinstance(await subscription.next(1), Gap)
+        assert subscription.transcript.tokens == ((101,),)
+    subscription.transcript.append(0, (102, 103, 104))
+    assert [await subscription.next(1) for _ in range(2)] == [token(5), FinishEntry(1, ("stop",), 5, 0, 5)]
+
+
+def test_a_stream_that_valkey_forgot_does_not_live_for_ever(redis_url: str) -> None:
+    writer, request_id = StreamWriter(redis_url), str(uuid.uuid4())
+    writer.write([(request_id, token(position)) for position in range(40, 40 + LIVE_AGAIN)])
+    writer.take_over(other := str(uuid.uuid4()), 2)
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.ttl(stream_key(request_id)) > 0
+        assert client.ttl(stream_key(other)) > 0
 
 
 def test_signals_come_in_order_and_once(redis_url: str) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 from controlplane.admission.limiter import RateState
 from controlplane.admission.services import request_admit
@@ -19,7 +20,7 @@ from controlplane.gateway.schema import ChatRequest
 from controlplane.gateway.threads import in_database
 from controlplane.tenants.services import scope_salt_of
 from inference.contracts import ClassPolicy, SamplingParams, Submission
-from inference.text import ChatTemplateError, ModelText
+from inference.text import AnswerText, ChatTemplateError, ModelText
 
 CLIENT_FAULTS = ("chat_template_refused", "chat_role_unknown")
 
@@ -42,7 +43,7 @@ async def admit(call: Call, chat: ChatRequest) -> Admitted:
     max_tokens = _max_tokens(chat, len(prompt_ids), min(context_length, text.context_length))
     await _has_room(call.runtime, chat.model)
     submission = _submission(call, chat, policy, prompt_ids, max_tokens, await call.runtime.lease.holder())
-    completion = await _enter(call, submission)
+    completion = await _enter(call, submission, text)
     return Admitted(completion, chat.model, policy.tier, _fingerprint(text))
 
 
@@ -121,7 +122,7 @@ def _submission(
     )
 
 
-async def _enter(call: Call, submission: Submission) -> Completion:
+async def _enter(call: Call, submission: Submission, text: ModelText) -> Completion:
     """Rate limits, then money and the queue. The stream is listened to before the first entry can be written."""
     key, process = call.caller, call.runtime
     tokens = len(submission.prompt_ids) + submission.sampling.max_tokens
@@ -131,7 +132,8 @@ async def _enter(call: Call, submission: Submission) -> Completion:
     call.rate.check()
     process.open_requests += 1
     subscription = (await process.reader()).subscribe(submission.request_id)
-    completion = Completion(process, key, call.id, subscription, unused_tokens=submission.sampling.max_tokens)
+    answer = partial(_answer, text, submission.sampling)
+    completion = Completion(process, key, call.id, subscription, answer, unused_tokens=submission.sampling.max_tokens)
     admission = asyncio.create_task(in_database(request_admit, submission, tariff=tariff))
     try:
         await asyncio.shield(admission)
@@ -142,6 +144,11 @@ async def _enter(call: Call, submission: Submission) -> Completion:
         _never_ran(completion, tokens, certain=isinstance(error, ApiError))
         raise
     return completion
+
+
+def _answer(text: ModelText, sampling: SamplingParams) -> AnswerText:
+    eos_ids = frozenset[int]() if sampling.ignore_eos else text.eos_ids
+    return AnswerText(text, stop=sampling.stop, eos_ids=eos_ids, limit=sampling.max_tokens)
 
 
 async def _take(call: Call, tokens: int, lease_s: float) -> RateState:

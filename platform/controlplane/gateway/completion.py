@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, cast
 
 from django.db import InterfaceError, OperationalError
 from django.db.models.functions import Now
 
-from controlplane.errors import ApiError, Overloaded, RequestFailed
+from controlplane.errors import Overloaded, RequestFailed
 from controlplane.gateway import limits
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.threads import in_database
@@ -21,7 +22,10 @@ from controlplane.keys.verification import KeyRecord
 from inference.contracts import ErrorEntry, FinishEntry, FinishReason, TokenEntry
 from inference.database import tenant_scope
 from inference.requests.models import FINAL, InferenceRequest, State
-from inference.streams import STREAM_LOST, Subscription
+from inference.requests.token_log import token_log_read
+from inference.streams import Subscription
+from inference.text import AnswerText
+from inference.transcript import DIFFERS, STREAM_LOST, Gap, Tokens
 from inference.usage.models import Meter, UsageRow
 
 log = logging.getLogger("brigade.gateway")
@@ -37,81 +41,114 @@ STATUS_OF_END = {
 }
 
 
+LOST = "Part of the stream was lost; repeat the request."
+OVERDUE = "deadline_exceeded"
+ENDS_OF_OURS = (STREAM_LOST, OVERDUE)  # the gateway gives up, though the request may run
+
+Heard = TokenEntry | FinishEntry | ErrorEntry
+
+
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Of a request's row. `overdue_s` is how long its deadline is past, by the database's clock."""
+    """Of a request's row, and its token log. `overdue_s` is how long its deadline is past, by the database's clock."""
 
     state: str
     error_code: str
     error_message: str
     overdue_s: float
     finish: FinishEntry  # what the stream's last entry says, where the request is done
+    logged: Tokens
 
 
 @dataclass(slots=True)
 class Completion:
-    """Owns an admitted request until its end: iterate `entries()` to FinishEntry, or get an ApiError; `close()` always."""
+    """Owns an admitted request until its end: iterate `entries()` to FinishEntry, or get an ApiError; `close()` always.
+
+    Entries come from the stream in Valkey. What it does not bring, for it is away, or forgot, or its writer died, comes from the
+    request's row and its token log.
+    """
 
     runtime: Runtime
     key: KeyRecord
     request_id: uuid.UUID
     subscription: Subscription
+    new_answer: Callable[[], AnswerText]
     unused_tokens: int  # of max_tokens: what the rate limiter gets back
-    heard_tokens: int = 0
     ended: bool = False
     closed: bool = False
+    _answers: dict[int, AnswerText] = field(default_factory=dict)  # by choice: what tokens from the log make visible
 
     async def entries(self) -> AsyncGenerator[TokenEntry | FinishEntry | Literal["silence"], None]:
         """`silence` comes when nothing else did for KEEP_ALIVE_S. Raises RequestFailed at the request's other ends."""
         spoke = time.monotonic()
-        end: ApiError | FinishEntry | None = None  # what the row says, while the stream's own last entry may still be on its way
         while not self.ended:
-            try:
-                entry = await self.subscription.next(limits.LAST_ENTRY_S if end else min(limits.SILENCE_S, limits.KEEP_ALIVE_S))
-            except TimeoutError:
-                if isinstance(end, FinishEntry):
-                    yield self._heard(end)
-                    return
-                if end is not None:
-                    raise end from None
-                end = await self._end_by_row()
-                if time.monotonic() - spoke >= limits.KEEP_ALIVE_S:
-                    spoke = time.monotonic()
-                    yield "silence"
-                continue
-            spoke, end = time.monotonic(), None
-            yield self._heard(entry)
+            entry = await self._from_stream()
+            for heard in [entry] if entry else await self._from_database():
+                spoke = time.monotonic()
+                yield self._hear(heard)
+            if time.monotonic() - spoke >= limits.KEEP_ALIVE_S:
+                spoke = time.monotonic()
+                yield "silence"
 
-    def _heard(self, entry: TokenEntry | FinishEntry | ErrorEntry) -> TokenEntry | FinishEntry:
-        if isinstance(entry, ErrorEntry):
-            self.ended = entry.code != STREAM_LOST
-            raise _failed(entry.code, entry.message)
-        if isinstance(entry, FinishEntry):
-            self.ended = True
-        else:
-            self.unused_tokens -= len(entry.ids)
-            self.heard_tokens += len(entry.ids)
-        return entry
+    async def _from_stream(self) -> Heard | None:
+        """None where nothing came, or not what comes next."""
+        try:
+            entry = await self.subscription.next(limits.DEAF_POLL_S if self.subscription.deaf else limits.SILENCE_S)
+        except TimeoutError:
+            return None
+        if not isinstance(entry, Gap):
+            return entry
+        await asyncio.sleep(limits.TOKEN_LOG_POLL_S)
+        return None
 
-    async def _end_by_row(self) -> ApiError | FinishEntry | None:
-        """The stream may have lost its end: the row knows. A worker that died right after its commit told nobody.
-
-        While the database is away nothing is known: the stream waits on.
-        """
+    async def _from_database(self) -> list[Heard]:
+        """What goes on from what was heard. While the database is away nothing is known: the stream waits on."""
         try:
             row = await in_database(request_row_state, self.key.tenant_id, self.request_id)
         except (OperationalError, InterfaceError, Overloaded) as error:
             log.warning("the row of %s cannot be read: %s", self.request_id, error)
-            return None
-        if row is not None and row.state == State.DONE and row.finish.completion_tokens == self.heard_tokens:
-            return row.finish
-        if row is None or row.state == State.DONE:
-            return _failed(STREAM_LOST, "The end of the stream was lost; repeat the request.")
+            return []
+        if row is None:
+            return [ErrorEntry(0, STREAM_LOST, LOST)]
+        tokens = self._from_log(row)
+        end = self._end_by_row(row)
+        return [*tokens, end] if end else tokens
+
+    def _from_log(self, row: RowState) -> list[Heard]:
+        transcript = self.subscription.transcript
+        entries: list[Heard] = []
+        for choice, ids in enumerate(row.logged):
+            if not transcript.agrees(choice, 1, ids):
+                return [ErrorEntry(row.finish.epoch, STREAM_LOST, DIFFERS)]
+            answer = self._answers.setdefault(choice, self.new_answer())
+            for token_id in transcript.tokens[choice][answer.count :]:
+                answer.accept(token_id)
+            for position, token_id in enumerate(ids[answer.count :], answer.count + 1):
+                entries.append(TokenEntry(row.finish.epoch, choice, position, (token_id,), answer.accept(token_id)))
+                transcript.append(choice, (token_id,))
+        return entries
+
+    def _end_by_row(self, row: RowState) -> FinishEntry | ErrorEntry | None:
+        """A worker that died right after its last commit told nobody."""
+        epoch = row.finish.epoch
+        if row.state == State.DONE:
+            whole = row.finish.completion_tokens == self.subscription.transcript.count
+            return row.finish if whole else ErrorEntry(epoch, STREAM_LOST, LOST)
         if row.state in FINAL:
-            return _failed(row.error_code or row.state, row.error_message or "The request did not finish.")
+            return ErrorEntry(epoch, row.error_code or row.state, row.error_message or "The request did not finish.")
         if row.overdue_s > limits.DEADLINE_GRACE_S:
-            return _failed("deadline_exceeded", "The request did not finish before its deadline.")
+            return ErrorEntry(epoch, OVERDUE, "The request did not finish before its deadline.")
         return None
+
+    def _hear(self, entry: Heard) -> TokenEntry | FinishEntry:
+        if isinstance(entry, ErrorEntry):
+            self.ended = entry.code not in ENDS_OF_OURS
+            raise RequestFailed(entry.message, code=entry.code, status=STATUS_OF_END.get(entry.code, 500))
+        if isinstance(entry, FinishEntry):
+            self.ended = True
+        else:
+            self.unused_tokens -= len(entry.ids)
+        return entry
 
     def close(self) -> None:
         """Frees what the request holds here and stops it where it still runs. Does not wait: a cancelled task may call it."""
@@ -127,10 +164,6 @@ class Completion:
         )
 
 
-def _failed(code: str, message: str) -> ApiError:
-    return RequestFailed(message, code=code, status=STATUS_OF_END.get(code, 500))
-
-
 def request_row_state(tenant_id: uuid.UUID, request_id: uuid.UUID) -> RowState | None:
     with tenant_scope(tenant_id):
         row = InferenceRequest.objects.filter(id=request_id, tenant_id=tenant_id).annotate(now=Now()).first()
@@ -138,7 +171,8 @@ def request_row_state(tenant_id: uuid.UUID, request_id: uuid.UUID) -> RowState |
             return None
         cached = UsageRow.objects.filter(tenant_id=tenant_id, request_id=request_id, meter=Meter.PREFILL_CACHED)
         cached_tokens = sum(cached.values_list("quantity", flat=True))
+        logged = token_log_read(tenant_id=tenant_id, request_id=request_id)
     now: datetime = row.now
     reasons = cast(tuple[FinishReason, ...], tuple(row.finish_reasons))
     finish = FinishEntry(row.epoch, reasons, row.prompt_tokens, cached_tokens, row.completion_tokens)
-    return RowState(row.state, row.error_code, row.error_message, (now - row.deadline_at).total_seconds(), finish)
+    return RowState(row.state, row.error_code, row.error_message, (now - row.deadline_at).total_seconds(), finish, logged)

@@ -27,7 +27,8 @@ DEFAULT_MAX_TOKENS = 2_048  # where the client names none, or the rest of the co
 OPEN_REQUESTS = 1_024  # of one gateway process, streaming or not
 KEEP_ALIVE_S = 10.0  # a comment goes out when the engine has been silent for so long
 SILENCE_S = 5.0  # without an entry for so long: look at the request's row
-LAST_ENTRY_S = 1.0  # the row is final, and the stream's last entry has this long to come
+DEAF_POLL_S = 1.0  # the same, while Valkey answers nothing
+TOKEN_LOG_POLL_S = 0.3  # entries are missing: the token log is asked so often
 DEADLINE_GRACE_S = 5.0  # after the deadline the reaper has this long to write the end; then the gateway cancels
 SEND_S = 30.0  # a client that takes no byte for so long is gone
 

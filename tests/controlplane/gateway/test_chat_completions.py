@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import httpx2 as httpx
 import openai
@@ -67,7 +68,7 @@ def test_tokens_without_visible_text_make_no_chunk(client: OpenAI, worker: Scrip
 def test_a_repeated_token_reaches_the_client_once(client: OpenAI, worker: ScriptedWorker) -> None:
     def script(job: Job) -> None:
         job.say("one")
-        job.tokens -= 1
+        job.ids.pop()
         job.say("one")
         job.done()
 
@@ -121,7 +122,6 @@ def test_a_lost_end_is_found_in_the_row(
 ) -> None:
     """Valkey may lose the last entry; the client must not wait for it for ever."""
     monkeypatch.setattr(limits, "SILENCE_S", 0.1)
-    monkeypatch.setattr(limits, "LAST_ENTRY_S", 0.1)
     worker.script = lambda job: job.say("Hel").fail("worker_lost", "The worker died.", announce=False)
     with pytest.raises(openai.APIError, match="The worker died"):
         list(client.chat.completions.create(model="tiny", messages=chat(), stream=stream))
@@ -162,7 +162,6 @@ def test_a_database_that_is_away_at_admission_is_503_and_frees_all(client: OpenA
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SILENCE_S", 0.1)
-    monkeypatch.setattr(limits, "LAST_ENTRY_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_silence")
@@ -177,9 +176,65 @@ def test_the_row_ends_a_stream_whose_worker_died_right_after_its_commit(client: 
 
 @pytest.mark.usefixtures("short_silence")
 def test_a_finished_request_whose_tokens_are_lost_is_an_error_and_no_clean_end(client: OpenAI, worker: ScriptedWorker) -> None:
-    worker.script = lambda job: job.say("Hel").lose(1).done(announce=False)
+    worker.script = lambda job: job.say("Hel").lose("lo").done(announce=False, logged=False)
     with pytest.raises(openai.APIError, match="lost"):
         client.chat.completions.create(model="tiny", messages=chat())
+
+
+HUNGRY = "I would like 김치 and 🍜, please"
+
+
+@pytest.mark.usefixtures("short_silence")
+@pytest.mark.parametrize("announce", [True, False])
+@pytest.mark.parametrize("heard", ["", HUNGRY[:9], HUNGRY])
+def test_what_the_stream_lost_at_its_end_comes_from_the_token_log(
+    client: OpenAI, worker: ScriptedWorker, heard: str, announce: bool
+) -> None:
+    worker.script = lambda job: job.speak(heard).lose(HUNGRY.removeprefix(heard)).done("length", announce=announce)
+    answer = client.chat.completions.create(model="tiny", messages=chat())
+    assert answer.choices[0].message.content == HUNGRY
+    assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_hole_in_the_stream_is_filled_from_the_token_log(client: OpenAI, worker: ScriptedWorker, stream: bool) -> None:
+    worker.script = lambda job: job.speak(HUNGRY[:5]).lose(HUNGRY[5:16]).log().speak(HUNGRY[16:]).done()
+    answer = client.chat.completions.create(model="tiny", messages=chat(), stream=stream)
+    assert text_of(answer) == HUNGRY
+
+
+def test_a_hole_that_the_log_fills_later_is_waited_for(client: OpenAI, worker: ScriptedWorker) -> None:
+    def script(job: Job) -> None:
+        job.lose(HUNGRY[:4]).speak(HUNGRY[4:])
+        time.sleep(1)
+        job.log().done()
+
+    worker.script = script
+    assert text_of(client.chat.completions.create(model="tiny", messages=chat())) == HUNGRY
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_a_stop_string_is_cut_from_logged_text_as_from_any(client: OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = lambda job: job.speak("one ").lose("two S").done(announce=False)
+    assert text_of(client.chat.completions.create(model="tiny", messages=chat(), stop=["two S"])) == "one "
+
+
+@pytest.mark.usefixtures("short_silence")
+def test_text_of_two_computations_is_never_joined(client: OpenAI, worker: ScriptedWorker) -> None:
+    def script(job: Job) -> None:
+        job.speak("Hello")
+        job.ids.clear()
+        job.lose("Help me").done(announce=False)
+
+    worker.script = script
+    with pytest.raises(openai.APIError, match="could not be continued"):
+        client.chat.completions.create(model="tiny", messages=chat())
+
+
+def text_of(answer: Any) -> str:
+    if isinstance(answer, openai.Stream):
+        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    return str(answer.choices[0].message.content)
 
 
 @pytest.mark.parametrize("stream", [True, False])

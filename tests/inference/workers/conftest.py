@@ -25,9 +25,10 @@ from inference.kvtransport.arena import Arena
 from inference.kvtransport.shm import ShmTransport
 from inference.requests.claims import Claim, request_claim, request_offer
 from inference.requests.models import FINAL, InferenceRequest, State
-from inference.streams import EntryFilter, StreamWriter, stream_key
+from inference.streams import StreamWriter, stream_key
 from inference.text import ModelText, open_text
 from inference.text.model_files import ensure_oracle
+from inference.transcript import EntryFilter
 from inference.workers.courier import Courier
 from inference.workers.loop import EngineLoop
 from inference.workers.transfers import Transfers

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import redis
 
 from inference.contracts import ClassPolicy
 from inference.kvdirectory.models import HandOff
 from inference.requests.models import InferenceRequest, State
+from inference.requests.token_log import token_log_read
 from inference.requests.transitions import request_cancel_flag, request_end_unowned, request_requeue
+from inference.streams import stream_key
 from inference.usage.models import Meter, UsageRow
+from inference.workers.tasks import with_forced
 from tests.inference.conftest import TENANT, MakeRequest
 from tests.inference.workers.conftest import Kitchen
 
@@ -131,6 +135,42 @@ def test_a_zombie_writes_neither_state_nor_usage(kitchen: Kitchen, make_request:
     kitchen.wait(request, State.DONE)
     assert kitchen.ids(request) == kitchen.expected(SHORT, 20)  # told twice, heard once
     assert set(UsageRow.objects.filter(request_id=request.id).values_list("attempt", flat=True)) == {2}
+
+
+def test_the_token_log_follows_and_is_whole_at_the_end(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    request, loop = make_request(prompt=SHORT, max_tokens=60), kitchen.stations["decode-0"].loop
+    kitchen.give(request, "prefill-0")
+    kitchen.wait(request, State.READY)
+    kitchen.give(request, "decode-0")
+    expected = tuple(kitchen.expected(SHORT, 60))
+    while not (logged := logged_ids(request)):  # as often as it pleases
+        loop.log_tokens()
+    assert logged == expected[: len(logged)]
+    kitchen.wait(request, State.DONE)
+    assert logged_ids(request) == expected
+
+
+def test_what_the_log_has_is_not_computed_again_as_new(kitchen: Kitchen, make_request: MakeRequest, redis_url: str) -> None:
+    """Valkey forgot the stream and the worker died: the next owner goes on from the log."""
+    request, loop = make_request(prompt=SHORT, max_tokens=60), kitchen.stations["prefill-0"].loop
+    claim = kitchen.give(request, "prefill-0", path="fused")
+    kitchen.until(lambda: len(kitchen.ids(request)) > 5)
+    loop.log_tokens()
+    logged = logged_ids(request)
+    assert request_requeue(request_id=request.id, owner="prefill-0", owner_epoch=claim.owner.worker_epoch, detail="died")
+    loop.cancel(str(request.id))
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(stream_key(str(request.id)))
+    again = with_forced(kitchen.give(request, "decode-0", path="fused", start=False))
+    assert again.request.forced == (logged,)
+    kitchen.stations["decode-0"].loop.start_job(again)
+    kitchen.wait(request, State.DONE)
+    assert logged_ids(request) == tuple(kitchen.expected(SHORT, 60))
+    assert request.completion_tokens == usage(request)[Meter.DECODE] == 60
+
+
+def logged_ids(request: InferenceRequest) -> tuple[int, ...]:
+    return next(iter(token_log_read(tenant_id=request.tenant_id, request_id=request.id)), ())
 
 
 def test_a_request_over_its_deadline_expires_and_is_not_billed(kitchen: Kitchen, make_request: MakeRequest) -> None:

@@ -1,0 +1,89 @@
+"""The token log: what a request has generated, at most about a second behind, for the day on which Valkey loses its stream.
+
+The rows of an epoch hold all tokens from position 1, those of former epochs included: the highest epoch counts, alone. Prompts and
+tokens go together, soon after the end (`sweeper.py`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psycopg.types.json import Jsonb
+
+from inference.database import execute, query
+from inference.requests.models import OWNED
+from inference.transcript import Tokens, Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Consecutive tokens of one choice; `position` (from 1) is that of the first."""
+
+    request_id: str
+    epoch: int
+    choice: int
+    position: int
+    ids: tuple[int, ...]
+
+
+_LONGER_WINS = """
+    ON CONFLICT (request_id, epoch, choice, position) DO UPDATE SET ids = excluded.ids
+                WHERE cardinality(excluded.ids) > cardinality(inference_token_log.ids)"""
+
+
+def token_log_append(*, slot: str, worker_epoch: int, runs: Iterable[TokenRun]) -> int:
+    """One statement for all requests of a worker. Answers the rows written: where the worker owns a request no more, none.
+
+    The share lock makes a claim wait for the write, or the write see the claim: what the next owner reads is complete.
+    """
+    return execute(
+        f"""
+        INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids)
+        SELECT r.id, r.tenant_id, r.epoch, run.choice, run.position, run.ids
+          FROM jsonb_to_recordset(%s) AS run(request_id uuid, epoch int, choice int, position int, ids int[])
+          JOIN inference_request r ON r.id = run.request_id AND r.epoch = run.epoch
+         WHERE r.owner = %s AND r.owner_epoch = %s AND r.state = ANY(%s)
+         ORDER BY r.id, run.choice
+           FOR SHARE OF r
+        {_LONGER_WINS}
+        """,
+        [_json(runs), slot, worker_epoch, list(OWNED)],
+    )
+
+
+def token_log_close(*, request_id: uuid.UUID, runs: Iterable[TokenRun]) -> None:
+    """The rest, in the transaction that ends the request: its answer is whole in the database from then on."""
+    execute(
+        f"""
+        INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids)
+        SELECT r.id, r.tenant_id, run.epoch, run.choice, run.position, run.ids
+          FROM jsonb_to_recordset(%s) AS run(epoch int, choice int, position int, ids int[]), inference_request r
+         WHERE r.id = %s
+        {_LONGER_WINS}
+        """,
+        [_json(runs), request_id],
+    )
+
+
+def _json(runs: Iterable[TokenRun]) -> Jsonb:
+    names = ("request_id", "epoch", "choice", "position", "ids")
+    return Jsonb([{name: getattr(run, name) for name in names} for run in runs])
+
+
+def token_log_read(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Tokens:
+    """Tokens by choice. Empty where nothing is logged (yet)."""
+    rows = query(
+        """
+        SELECT choice, position, ids FROM inference_token_log
+         WHERE tenant_id = %s AND request_id = %s
+           AND epoch = (SELECT max(epoch) FROM inference_token_log WHERE tenant_id = %s AND request_id = %s)
+         ORDER BY choice, position
+        """,
+        [tenant_id, request_id, tenant_id, request_id],
+    )
+    transcript = Transcript()
+    for choice, position, ids in rows:
+        transcript.append(choice, ids[max(0, transcript.length(choice) + 1 - position) :])
+    return transcript.tokens if rows else ()
