@@ -39,7 +39,8 @@ def sample(row: torch.Tensor, params: SamplingParams, *, choice: int, position: 
     """The token after a context. `row`: [vocabulary], finite."""
     if params.greedy or params.top_k == 1:
         return int(row.argmax())
-    probabilities, ids = _candidates(torch.softmax(row.double() / params.temperature, dim=-1), params)
+    scaled = (row.double() - row.max()) / params.temperature  # at most 0: the smallest temperature makes no infinity of the best
+    probabilities, ids = _candidates(torch.softmax(scaled, dim=-1), params)
     edges = probabilities.cumsum(0)
     point = uniform(seed=params.seed, choice=choice, position=position) * float(edges[-1])
     index = min(int(torch.searchsorted(edges, point, right=True)), edges.numel() - 1)

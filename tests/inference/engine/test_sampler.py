@@ -26,6 +26,11 @@ def test_greedy_takes_the_largest() -> None:
     assert draws(row(), count=3, temperature=0.0) == [int(row().argmax())] * 3
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300])
+def test_a_temperature_just_above_nothing_takes_the_largest_too(temperature: float) -> None:
+    assert draws(row(), count=3, temperature=temperature) == [int(row().argmax())] * 3
+
+
 def test_the_same_place_gives_the_same_token_and_another_place_another_number() -> None:
     assert draws(row()) == draws(row())
     places = {uniform(seed=seed, choice=choice, position=position) for seed in (0, 1) for choice in (0, 1) for position in (1, 2)}
