@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inference.text.chat import ChatMessage, ChatTemplate
 from inference.text.errors import UnknownTokenError
 
@@ -53,6 +56,7 @@ class ModelText:
         self.special = special
         self._pieces = pieces
         self._encode_plain = encode_plain
+        self._shares = _shares(pieces)
         self._chat = ChatTemplate(
             chat_template,
             bos_token=special.text_of(special.bos_id),
@@ -70,6 +74,10 @@ class ModelText:
     @property
     def vocabulary_size(self) -> int:
         return len(self._pieces)
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of its tokens, without tokenising it: a token with byte b is no longer than the longest piece with b."""
+        return int(self._shares[np.frombuffer(text.encode(errors="replace"), np.uint8)].sum())
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text; a BOS is never added. `special=False`: no text becomes a special token. Lone surrogates become U+FFFD."""
@@ -107,6 +115,15 @@ class ModelText:
             elif part:
                 ids += self._encode_plain(part)
         return ids
+
+
+def _shares(pieces: Sequence[bytes]) -> NDArray[np.float64]:
+    """For each byte the share of a token that it is at least; nothing where no token has it, for such a byte may vanish."""
+    longest = [0] * 256
+    for piece in pieces:
+        for byte in set(piece):
+            longest[byte] = max(longest[byte], len(piece))
+    return np.array([1 / length if length else 0.0 for length in longest])
 
 
 def _without_surrogates(text: str) -> str:

@@ -39,8 +39,10 @@ async def admit(call: Call, chat: ChatRequest) -> Admitted:
     """The caller must close `completion`. Raises ApiError; then nothing is queued and nothing is held."""
     context_length, policy = await _offer(call.runtime, chat)
     text = await call.runtime.text(chat.model)
+    room = min(context_length, text.context_length)
+    _may_fit(text, chat, room)
     prompt_ids = await _render(text, chat)
-    max_tokens = _max_tokens(chat, len(prompt_ids), min(context_length, text.context_length))
+    max_tokens = _max_tokens(chat, len(prompt_ids), room)
     await _has_room(call.runtime, chat.model)
     submission = _submission(call, chat, policy, prompt_ids, max_tokens, await call.runtime.lease.holder())
     completion = await _enter(call, submission, text)
@@ -57,6 +59,16 @@ async def _offer(process: Runtime, chat: ChatRequest) -> tuple[int, ClassPolicy]
         offered = ", ".join(["auto", *sorted(catalogue.tiers)])
         raise InvalidValue(f"Invalid value for 'service_tier': offered are {offered}.", param="service_tier")
     return model.context_length, policy
+
+
+def _may_fit(text: ModelText, chat: ChatRequest, context_length: int) -> None:
+    """Seconds of tokenising are not spent on what is too long anyway."""
+    least = sum(text.least_tokens(message.content) for message in chat.messages)
+    if least >= context_length:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens. However, your messages have at least {least} tokens.",
+            param="messages",
+        )
 
 
 async def _render(text: ModelText, chat: ChatRequest) -> list[int]:

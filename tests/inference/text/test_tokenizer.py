@@ -54,6 +54,22 @@ def test_ids_of_any_text_are_those_of_transformers(smollm2: ModelText, reference
     assert smollm2.encode(text) == reference_ids(reference, text)
 
 
+@given(text=every_plane | st.text("\x04\U00050000 a1\n", max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_a_text_never_has_less_than_its_least_tokens(smollm2: ModelText, tiny: ModelText, text: str) -> None:
+    for model in (smollm2, tiny):
+        assert model.least_tokens(text) <= len(model.encode(text))
+
+
+@pytest.mark.parametrize("text", ["1", "a", " ", "\n", "e\u0301", "\u4e00", "!", "<|im_end|>", "word "])
+def test_a_megabyte_of_one_thing_is_known_to_be_long_without_tokenising(
+    smollm2: ModelText, text: str, seconds: Callable[[Callable[[], object]], float]
+) -> None:
+    megabyte = text * (1_000_000 // len(text.encode()))
+    assert smollm2.least_tokens(megabyte) > smollm2.context_length
+    assert seconds(lambda: smollm2.least_tokens(megabyte)) < 0.5
+
+
 @given(text=every_plane)
 @settings(max_examples=200, deadline=None)
 def test_a_text_survives_encoding_and_decoding(smollm2: ModelText, tiny: ModelText, text: str) -> None:
