@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from inference.contracts import ErrorEntry, FinishEntry, StreamEntry, TakeoverEntry, TokenEntry, stream_entry_from_json
-from inference.transcript import EntryFilter, Gap, Tokens, Transcript
+from inference.transcript import STREAM_LOST, EntryFilter, Gap, Tokens, Transcript
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,10 @@ class Subscription:
         self.last_id = entry_id
         self._queue.put_nowait(entry)
 
+    def interrupt(self, message: str) -> None:
+        """Its last entry, behind what has come already; no take-over makes it void."""
+        self._queue.put_nowait(ErrorEntry(sys.maxsize, STREAM_LOST, message))
+
     def close(self) -> None:
         self._reader.forget(self)
 
@@ -218,6 +223,11 @@ class StreamReader:
 
     def forget(self, subscription: Subscription) -> None:
         self._subscriptions.pop(subscription.key, None)
+
+    def interrupt(self, message: str) -> None:
+        """Every open subscription ends here, whatever its request does."""
+        for subscription in self._subscriptions.values():
+            subscription.interrupt(message)
 
     def wake(self) -> None:
         """A burst of subscriptions needs one or two wakes, not one each."""

@@ -1,4 +1,4 @@
-"""The gateway's process: `uvicorn controlplane.asgi:application`. It talks to the database as `brigade_app`, through a pool."""
+"""What `python -m controlplane.gateway` serves. It talks to the database as `brigade_app`, through a pool."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The whole product as a user runs it: `manage.py serve` as a process of its own, with the tiny model.
 
 stack           on embedded servers, one for the session
+impatient       another one, with failpoints and short times, for tests of what is gone
 servers_stack   the same on PostgreSQL, RabbitMQ and Redis of this machine; skipped (under CI: failed) where they do not answer
 """
 
@@ -28,6 +29,7 @@ import redis
 
 from controlplane.embedded.paths import DataFolder
 from controlplane.embedded.processes import orphans, spawn
+from inference.failpoints import VARIABLE
 
 BASE = Path(__file__).parents[2]
 START_TIMEOUT_S = 120
@@ -159,6 +161,17 @@ def serving(folder: Path, more: dict[str, str] | None = None) -> Iterator[Stack]
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with serving(tmp_path_factory.mktemp("stack") / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """With failpoints and short times: a client or gateway that is silent for three seconds is gone. Its processes may die."""
+    folder = tmp_path_factory.mktemp("impatient")
+    failpoints = folder / "failpoints.json"
+    failpoints.write_text('{"run": "none", "points": []}')
+    more = {"BRIGADE_CLIENT_TIMEOUT_S": "3", "BRIGADE_GATEWAY_LEASE_S": "3", VARIABLE: str(failpoints)}
+    with serving(folder / "data", more) as running:
         yield running
 
 

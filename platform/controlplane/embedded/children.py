@@ -47,9 +47,8 @@ def programs(port: int) -> list[Program]:
 
 
 def _gateway(port: int) -> tuple[str, ...]:
-    argv = (sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--host", settings.BIND, "--port", str(port))
-    http = ("--http", "controlplane.gateway.protocol:GatewayProtocol", "--no-server-header")
-    return (*argv, *http, "--timeout-graceful-shutdown", str(int(GATEWAY_STOP_S) - 1), "--no-access-log", "--log-level", "warning")
+    where = ("--host", settings.BIND, "--port", str(port))
+    return (sys.executable, "-m", "controlplane.gateway", *where, "--grace", str(int(GATEWAY_STOP_S) - 1))
 
 
 def _worker(role: str) -> Program:

@@ -1,4 +1,4 @@
-"""HTTP as the gateway takes it (`uvicorn --http controlplane.gateway.protocol:GatewayProtocol`).
+"""HTTP as the gateway takes it; `__main__.py` serves with it.
 
 What comes before a request is whole is bounded in size and time, and is refused in the form of the API. No key can be asked for
 yet, so this is all that stands between a stranger and our memory and descriptors.

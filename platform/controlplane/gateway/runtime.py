@@ -154,6 +154,11 @@ class Runtime:
         except Exception as error:
             log.warning("not warmed up: %s: %s", type(error).__name__, error)
 
+    def interrupt(self) -> None:
+        """What is still open ends with an error entry, and its request is cancelled."""
+        if self._reader is not None:
+            self._reader.interrupt("The server is stopping; repeat the request.")
+
     async def close(self) -> None:
         await self.cancels.drained(timeout_s=5)
         await self.lease.drop()

@@ -56,6 +56,7 @@ WORKER_BLOCKS = env.integer("WORKER_BLOCKS", 1024, least=4, most=10_000_000)
 WORKER_MAX_RUNNING = env.integer("WORKER_MAX_RUNNING", 32, least=1, most=4096)
 WORKER_THREADS = env.integer("WORKER_THREADS", os.cpu_count() or 1, least=1, most=1024)
 WORKER_GRACE_S = env.integer("WORKER_GRACE_S", 8, least=0, most=3600)
+CLIENT_TIMEOUT_S = env.integer("BRIGADE_CLIENT_TIMEOUT_S", 25, least=3, most=3600)  # a client that acknowledges nothing is gone
 GATEWAY_LEASE_S = env.integer("BRIGADE_GATEWAY_LEASE_S", 10, least=2, most=600)
 BODY_RETENTION_S = env.integer("BRIGADE_BODY_RETENTION_S", 3600, least=0)
 
