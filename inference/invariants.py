@@ -8,7 +8,7 @@ from django.db import connection
 
 from inference.violations import Violation
 
-_CHECKS: tuple[tuple[str, str, str], ...] = (
+CHECKS: tuple[tuple[str, str, str], ...] = (
     (
         "requests_end",
         "a request is older than its deadline and has no final state",
@@ -54,9 +54,9 @@ _CHECKS: tuple[tuple[str, str, str], ...] = (
     (
         "usage_prompt",
         "computed + cached is not the prompt",
-        """SELECT r.id, r.prompt_tokens, sum(u.quantity) AS metered FROM inference_request r
-             JOIN inference_usage u ON u.request_id = r.id AND u.meter IN ('prefill_computed', 'prefill_cached')
-            WHERE r.state = 'done' GROUP BY r.id, r.prompt_tokens HAVING sum(u.quantity) <> r.prompt_tokens""",
+        """SELECT r.id, r.prompt_tokens, coalesce(sum(u.quantity), 0) AS metered FROM inference_request r
+             LEFT JOIN inference_usage u ON u.request_id = r.id AND u.meter IN ('prefill_computed', 'prefill_cached')
+            WHERE r.state = 'done' GROUP BY r.id, r.prompt_tokens HAVING coalesce(sum(u.quantity), 0) <> r.prompt_tokens""",
     ),
     (
         "usage_completion",
@@ -90,7 +90,7 @@ _CHECKS: tuple[tuple[str, str, str], ...] = (
 
 
 def check() -> list[Violation]:
-    found = ((name, message, _rows(sql)) for name, message, sql in _CHECKS)
+    found = ((name, message, _rows(sql)) for name, message, sql in CHECKS)
     return [Violation(name, message, rows) for name, message, rows in found if rows]
 
 

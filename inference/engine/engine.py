@@ -60,6 +60,7 @@ class Engine:
         """Queues a request. Raises `EngineRefusal`."""
         sequence = self._make(request)
         if sequence.finish_reason is not None:  # its owner died between the last token and the end
+            self._meter_prompt(sequence)
             self._ready.append(Finished(request.request_id, (sequence.finish_reason,), sequence.usage.read(self._clock_us())))
             return
         self._sequences[request.request_id] = sequence
@@ -288,6 +289,14 @@ class Engine:
         temperature_fits = math.isfinite(sampling.temperature) and sampling.temperature >= 0
         if sampling.max_tokens < 1 or not temperature_fits or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
             raise EngineRefusal("sampling_invalid", "A sampling parameter is out of range.")
+
+    def _meter_prompt(self, sequence: Sequence) -> None:
+        """Of a request that has nothing left to compute: who computed its prompt died with the count, so it is made here again."""
+        blocks = self._manager.lookup(sequence.digests((sequence.prompt_tokens - 1) // self.config.block_tokens))
+        self._manager.release(blocks)
+        found = len(blocks) * self.config.block_tokens
+        sequence.usage.found(found)
+        sequence.usage.ran(found, sequence.prompt_tokens)
 
     def _drop(self, sequence: Sequence) -> PhaseUsage:
         usage = sequence.usage.read(self._clock_us())

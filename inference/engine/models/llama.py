@@ -90,14 +90,18 @@ class LlamaModel:
 
         return self._logits(self._hidden(batch.ids, batch.positions, attend)[batch.sampled_rows])
 
-    @torch.inference_mode()
     def dense_logits(self, tokens: Sequence[int], prompt_tokens: int) -> torch.Tensor:
+        return self.dense_rows(tokens, len(tokens) - 1)[0]
+
+    @torch.inference_mode()
+    def dense_rows(self, tokens: Sequence[int], first: int) -> torch.Tensor:
+        """The logits after each of the tokens from `first` on, in one pass."""
         ids = torch.tensor(tokens)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return dense_attention(q, k, v)
 
-        return self._logits(self._hidden(ids, torch.arange(len(tokens)), attend)[-1:])[0]
+        return self._logits(self._hidden(ids, torch.arange(len(tokens)), attend)[first:])
 
     def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         hidden = functional.embedding(ids, self._embedding)

@@ -149,6 +149,19 @@ def test_a_take_over_of_what_was_complete_only_finishes() -> None:
     assert_idle(one)
 
 
+@pytest.mark.parametrize(("before", "cached"), [([], 0), ([prompt(40)], 32)])
+def test_a_take_over_of_what_was_complete_pays_for_its_prompt(before: list[list[int]], cached: int) -> None:
+    """Who computed it died with the count: it is metered as if it ran here, once, and its tokens by whoever adds both phases."""
+    one, wanted = engine(), expected(prompt(40))
+    for number, ids in enumerate(before):
+        one.add(request(f"before {number}", ids))
+        drain(one)
+    one.add(request("a", prompt(40), forced=wanted))
+    usage = usage_of(drain(one), "a")
+    assert (usage.computed, usage.cached, usage.recomputed, usage.completion) == (40 - cached, cached, 0, 0)
+    assert_idle(one)
+
+
 def test_decode_without_pages_charges_nobody() -> None:
     wanted = expected(prompt(33))
     one = engine()
