@@ -17,8 +17,9 @@ from controlplane.embedded.processes import kill_group
 from controlplane.embedded.screen import say
 from controlplane.embedded.signals import Signals
 
-BACK_OFF_S = (0, 1, 2, 5, 10, 30)
-STEADY_S = 60  # a child that lived so long begins with a clean record
+BACK_OFF_S = (0, 1, 2, 5, 10, 30)  # after so many deaths one shortly after the other
+HASTY_S = 5  # a child that lived longer did not fail at its start: it starts again at once, however often it was killed
+STEADY_S = 60  # one that lived so long begins with a clean record
 LOG_CHECK_S = 1.0
 TAIL_LINES = 15
 
@@ -39,6 +40,7 @@ class Child:
     shows_errors: bool = True
     process: subprocess.Popen[bytes] | None = None
     deaths: int = 0
+    hasty_deaths: int = 0
     started_at: float = field(default=0.0)
     start_at: float = field(default=0.0)
 
@@ -51,10 +53,12 @@ class Child:
         return self.process is not None and self.process.poll() is not None
 
     def note_death(self) -> None:
-        """When it may start again: at once after a first death, later and later if it goes on dying."""
+        """When it may start again: at once after a first death or a life, later and later if it goes on dying at its start."""
         now = time.monotonic()
-        self.deaths = 1 if now - self.started_at > STEADY_S else self.deaths + 1
-        self.start_at = now + BACK_OFF_S[min(self.deaths, len(BACK_OFF_S)) - 1]
+        lived_s = now - self.started_at
+        self.deaths = 1 if lived_s > STEADY_S else self.deaths + 1
+        self.hasty_deaths = 1 if lived_s > HASTY_S else self.hasty_deaths + 1
+        self.start_at = now + BACK_OFF_S[min(self.hasty_deaths, len(BACK_OFF_S)) - 1]
         self.process = None
 
 

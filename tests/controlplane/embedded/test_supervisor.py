@@ -15,7 +15,7 @@ from controlplane.embedded.guard import living_groups
 from controlplane.embedded.logs import LogFile
 from controlplane.embedded.processes import spawn
 from controlplane.embedded.signals import Signals
-from controlplane.embedded.supervisor import Child, Supervisor
+from controlplane.embedded.supervisor import HASTY_S, Child, Supervisor
 
 STUBBORN = "trap '' TERM INT; sleep 600 & echo up; while :; do sleep 1; done"  # with a child of its own
 SUPERVISE = """
@@ -86,6 +86,16 @@ def test_a_dead_child_is_reported_and_started_again_at_once_then_later_and_later
     assert second != first
     assert child.died() is False
     assert 0.5 < child.start_at - time.monotonic() <= 1
+
+
+def test_a_child_that_is_killed_again_and_again_but_lives_in_between_starts_at_once(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = shell("worker", "sleep 600", tmp_path)
+    supervisor.start(child)
+    for _ in range(4):
+        child.started_at -= HASTY_S
+        kill(supervisor, child)
+        assert child.start_at <= time.monotonic()
+        assert child.died() is False
 
 
 def test_a_child_that_dies_twice_while_starting_ends_the_start_with_its_last_lines(supervisor: Supervisor, tmp_path: Path) -> None:
