@@ -1,4 +1,4 @@
-"""A running copy under test: streams that know what they must say, failpoints, and what must hold afterwards."""
+"""A running copy under test: `manage.py serve` on its own data folder, its failpoints, its clients, a hand on its processes."""
 
 from __future__ import annotations
 
@@ -8,180 +8,183 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from inference.contracts import SamplingParams
-from inference.engine.loading import load_model
-from inference.engine.reference import reference
+import psycopg
+import redis
+
+from controlplane.embedded.paths import DataFolder
+from controlplane.embedded.processes import spawn
 from inference.failpoints import VARIABLE, mark
-from inference.text import ChatMessage, open_text
-from inference.text.model_files import ensure_oracle
-from infra.bench.support.client import CallFailed, Stream, chat, free_port, get
-from infra.chaos.scenarios import Scenario
+from infra.bench.support.client import CallFailed, Stream, chat, complete, free_port, get
+from infra.chaos.orders import MODEL, Order
 
 ROOT = Path(__file__).resolve().parents[2]
-STOPPED_S = 6.0  # longer than a lease, so that a stopped process comes back as a zombie
-PATIENCE_S = 60.0
-LATE_S = 5.0
-TOKENS = 60
+STOPPED_S = 5.0  # longer than a lease, so that a stopped process comes back as a zombie
+PATIENCE_S = 90.0
+AGAIN_S = 0.3
+PLACES = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
+_NOT_OURS = (*PLACES, "BRIGADE_DATABASE_ROLE", "BRIGADE_DATA", "BRIGADE_PROCESS", "PORT")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`lost` and `wrong` count streams; `resumed_s` is the longest silence that a stream saw."""
+@dataclass(slots=True)
+class Answer:
+    """What a client got. `errors` are those before it; a client that may not repeat has no answer after one."""
 
-    scenario: str
-    fired: bool
-    streams: int
-    lost: int
-    wrong: int
-    resumed_s: float
-    violations: list[dict[str, Any]]
+    order: Order
+    stream: Stream | None
     errors: list[str]
-
-    @property
-    def good(self) -> bool:
-        return self.fired and not self.lost and not self.wrong and not self.violations
 
 
 class Kitchen:
-    """`manage.py serve` on a data folder of its own, with failpoints."""
+    """`servers`: DATABASE_URL, BROKER_URL, REDIS_URL; without them the embedded ones. The entering thread must outlive it."""
 
-    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, servers: Mapping[str, str]) -> None:
+        self.data = DataFolder(folder)
         self.failpoints = folder / "failpoints.json"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._arm("none", [])
-        hooks = {"BRIGADE_MODEL": "tiny", "BRIGADE_TEST_HOOKS": "1", VARIABLE: str(self.failpoints)}
-        self.env = {**os.environ, "BRIGADE_DATA": str(folder), "PORT": str(free_port()), **hooks, **(env or {})}
         self._manage = [sys.executable, str(ROOT / "manage.py")]
-        model = ensure_oracle("tiny", folder / "models")
-        self._model, self._text = load_model(model), open_text(model)
-        self._expected: dict[str, str] = {}
+        kept = {name: value for name, value in os.environ.items() if name.removesuffix("_FILE") not in _NOT_OURS}
+        hooks = {"BRIGADE_MODEL": MODEL, "BRIGADE_TEST_HOOKS": "1", VARIABLE: str(self.failpoints)}
+        self._env = {**kept, **servers, **hooks, "BRIGADE_DATA": str(folder), "PORT": str(free_port())}
+        self._database_url = servers.get("DATABASE_URL", self.data.database_url)
+        self._redis_url = servers.get("REDIS_URL", self.data.redis_url)
+        self._closed = threading.Event()
 
-    def start(self) -> None:
-        with (self.folder / "serve.log").open("wb") as log:
-            self.process = subprocess.Popen([*self._manage, "serve"], env=self.env, cwd=ROOT, stdout=log, stderr=log)
-        deadline = time.monotonic() + 120
-        while "Ctrl-C stops" not in (self.folder / "serve.log").read_text():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit((self.folder / "serve.log").read_text())
-            time.sleep(0.1)
-        known = json.loads(self.manage("demo_credentials", "--json").stdout)
-        self.base_url, self.api_key = known["base_url"], known["api_key"]
+    def __enter__(self) -> Self:
+        self.data.make()
+        self.arm("none", [])
+        self._process = spawn([*self._manage, "serve"], log=self.data.root / "serve.log", env=self._env, cwd=ROOT)
+        try:
+            self._wait_started()
+        except BaseException:
+            self._process.kill()
+            raise
+        known = json.loads(self.manage("demo_credentials", "--json"))
+        self._base_url, self._api_key = known["base_url"], known["api_key"]
+        self.database = psycopg.connect(self._database_url, autocommit=True)
+        self.valkey = redis.Redis.from_url(self._redis_url)
+        threading.Thread(target=self._wake_the_stopped, name="wake", daemon=True).start()
+        return self
 
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closed.set()
+        self.database.close()
+        self.valkey.close()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
 
-    def manage(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*self._manage, *words], env=self.env, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Commands and failpoints.
 
-    def run(self, scenario: Scenario, streams: int) -> Outcome:
-        """Streams together, with the failpoint armed; then waits until all is at rest and looks."""
-        self._wait_ready()
-        point = {"point": scenario.point, "action": scenario.action, "nth": scenario.nth, "seconds": 2.0}
-        self._arm(scenario.name, [point])
-        prompts = [f"{scenario.name} {number} {'spoon ' * (number % 5)}" for number in range(streams)]
-        answers = asyncio.run(self._serve(prompts, scenario))
-        self._wait_fired(scenario)
-        self._arm("none", [])
-        asyncio.run(self._continue_all())
-        found = [answer for answer in answers if isinstance(answer, Stream)]
-        wrong = sum(
-            answer.text != self._right(prompt)
-            for prompt, answer in zip(prompts, answers, strict=True)
-            if isinstance(answer, Stream)
-        )
-        silence = max((gap for answer in found for gap in answer.gaps_ms), default=0.0) / 1000
-        errors = sorted({f"{type(answer).__name__}: {answer}" for answer in answers if not isinstance(answer, Stream)})
-        fired = mark(self.failpoints, scenario.name, 0).exists()
-        return Outcome(scenario.name, fired, streams, streams - len(found), wrong, round(silence, 2), self._violations(), errors)
+    def manage(self, *words: str) -> str:
+        done = subprocess.run([*self._manage, *words], env=self._env, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"manage.py {' '.join(words)}: {done.stdout}{done.stderr}")
+        return done.stdout
 
-    def _arm(self, run: str, points: list[dict[str, Any]]) -> None:
+    def use_path(self, path: str) -> None:
+        self.manage("config_set", "scheduling.path", path)
+        time.sleep(1.2)  # the dispatcher reads its configuration once a second
+
+    def refresh_invoices(self) -> None:
+        """Beat does it once a minute."""
+        self.manage("shell", "-c", "from billing.invoices.tasks import invoice_drafts_refresh_task as task; task.delay()")
+
+    def arm(self, run: str, points: Sequence[Mapping[str, Any]]) -> None:
         fresh = self.failpoints.with_suffix(".new")
         fresh.write_text(json.dumps({"run": run, "points": points}))
         fresh.replace(self.failpoints)
 
-    async def _serve(self, prompts: list[str], scenario: Scenario) -> list[Stream | Exception]:
-        continuing = asyncio.create_task(self._continue_stopped())
-        try:
-            return await asyncio.gather(*(self._one(prompt, scenario) for prompt in prompts))
-        finally:
-            continuing.cancel()
+    def fired(self, run: str, times: int) -> int:
+        """How often the run's first point acted, of so many times."""
+        return sum(mark(self.failpoints, run, 0, count).exists() for count in range(times))
 
-    async def _one(self, prompt: str, scenario: Scenario) -> Stream | Exception:
-        """Where the gateway itself dies its clients lose their connections and ask again, as clients do."""
-        body = {"model": "tiny", "temperature": 0, "max_tokens": TOKENS, "messages": [{"role": "user", "content": prompt}]}
-        error: Exception = TimeoutError()
+    # Clients.
+
+    def serve(self, orders: Sequence[Order], label: str, *, again: bool) -> list[Answer]:
+        """All together. `again`: after an error a client asks again, as clients do whose connection was cut."""
+
+        async def crowd() -> list[Answer]:
+            return await asyncio.gather(*(self.ask(order, label, again=again) for order in orders))
+
+        return asyncio.run(crowd())
+
+    async def ask(self, order: Order, label: str, *, again: bool) -> Answer:
+        answer = Answer(order, None, [])
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
-                return await asyncio.wait_for(chat(self.base_url, self.api_key, body), PATIENCE_S)
+                async with asyncio.timeout(PATIENCE_S):
+                    call = chat if order.stream else complete
+                    answer.stream = await call(self._base_url, self._api_key, order.body(label))
+                    return answer
             except (OSError, CallFailed, TimeoutError) as failure:
-                error = failure
-                if scenario.spares_clients:
-                    break
-            await asyncio.sleep(0.3)
-        return error
+                answer.errors.append(f"{type(failure).__name__}: {failure}")
+            if not again:
+                break
+            await asyncio.sleep(AGAIN_S)
+        return answer
 
-    def _wait_fired(self, scenario: Scenario) -> None:
-        """Ingest comes after the streams have ended."""
-        deadline = time.monotonic() + LATE_S
-        while not mark(self.failpoints, scenario.name, 0).exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+    def receipt(self, request_id: str) -> dict[str, Any]:
+        return get(self._base_url, self._api_key, f"/requests/{request_id}")
 
-    async def _continue_stopped(self) -> None:
-        """Wakes processes that stopped themselves, after their leases are over."""
-        while True:
-            await asyncio.sleep(0.2)
-            await self._continue_all()
-
-    async def _continue_all(self) -> None:
-        for pid in self._stopped():
-            await asyncio.sleep(STOPPED_S)
-            os.kill(pid, signal.SIGCONT)
-
-    def _stopped(self) -> list[int]:
-        marker = f"BRIGADE_DATA={self.folder}".encode()
-        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if _is_stopped(path, marker)]
-
-    def _right(self, prompt: str) -> str:
-        if prompt not in self._expected:
-            ids = self._text.render_chat([ChatMessage("user", prompt)])
-            out = reference(self._model, ids, SamplingParams(max_tokens=TOKENS, temperature=0.0), eos_ids=self._text.eos_ids)
-            self._expected[prompt] = self._text.decode([token for token in out if token not in self._text.eos_ids])
-        return self._expected[prompt]
-
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
-                get(self.base_url.removesuffix("/v1"), "", "/readyz")
+                get(self._base_url.removesuffix("/v1"), "", "/readyz")
                 return
             except OSError:
-                time.sleep(0.2)
-        raise SystemExit("the copy under test does not become ready again")
+                time.sleep(0.1)
+        raise RuntimeError("the copy under test does not become ready again")
 
-    def _violations(self) -> list[dict[str, Any]]:
-        """Once everything is at rest nothing may be violated; until then a request may still be on its way to its end."""
-        deadline = time.monotonic() + 30
-        while True:
-            answer = self.manage("check_invariants", "--json")
-            violations: list[dict[str, Any]] = (
-                json.loads(answer.stdout)["violations"] if answer.stdout else [{"stderr": answer.stderr}]
-            )
-            if not violations or time.monotonic() > deadline:
-                return violations
-            time.sleep(1)
+    # Processes.
+
+    def pids(self, *names: str) -> list[int]:
+        """Of its processes, by the names that the supervisor gives them."""
+        wanted = {f"BRIGADE_PROCESS={name}".encode() for name in names}
+        return [pid for pid, env in self._processes() if wanted & env]
+
+    def stopped(self) -> list[int]:
+        return [pid for pid, _ in self._processes() if _is_stopped(pid)]
+
+    def _processes(self) -> list[tuple[int, set[bytes]]]:
+        marker = f"BRIGADE_DATA={self.data.root}".encode()
+        found = ((int(path.name), _environment(path)) for path in Path("/proc").glob("[0-9]*"))
+        return [(pid, env) for pid, env in found if marker in env]
+
+    def _wake_the_stopped(self) -> None:
+        """Continues processes that stopped themselves, after their leases are over."""
+        since: dict[int, float] = {}
+        while not self._closed.wait(0.2):
+            now = time.monotonic()
+            since = {pid: since.get(pid, now) for pid in self.stopped()}
+            for pid in [pid for pid, began in since.items() if now - began > STOPPED_S]:
+                os.kill(pid, signal.SIGCONT)
+
+    def _wait_started(self) -> None:
+        log = self.data.root / "serve.log"
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while "Ctrl-C stops" not in log.read_text():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.1)
 
 
-def _is_stopped(stat: Path, marker: bytes) -> bool:
+def _environment(process: Path) -> set[bytes]:
     try:
-        stopped = stat.read_text().rpartition(")")[2].split()[0] == "T"
-        return stopped and marker in (stat.parent / "environ").read_bytes().split(b"\0")
+        return set((process / "environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False

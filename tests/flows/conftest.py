@@ -17,29 +17,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-import psycopg
 import pytest
-import redis
 
 from controlplane.embedded.paths import DataFolder
 from controlplane.embedded.processes import orphans, spawn
 from inference.failpoints import VARIABLE
+from infra.chaos.servers import NoServers, own_place
 
 BASE = Path(__file__).parents[2]
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 20
 OF_THE_TEST_RUN = ("DATABASE_URL", "REDIS_URL", "BROKER_URL", "BRIGADE_DATABASE_ROLE", "BRIGADE_DATA", "BRIGADE_PROCESS", "PORT")
-SERVERS = {
-    "DATABASE_URL": os.environ.get("TEST_DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/postgres"),
-    "BROKER_URL": os.environ.get("TEST_BROKER_URL", "amqp://guest:guest@127.0.0.1:5672//"),
-    "REDIS_URL": os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379/0"),
-}
 
 
 @dataclass
@@ -184,57 +177,9 @@ def servers_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @contextmanager
 def own_place_on_servers() -> Iterator[dict[str, str]]:
     """A database, a virtual host and a Redis number that are nobody else's; all gone at the end."""
-    missing = [f"{name} {url}" for name, url in SERVERS.items() if not _listens(url)]
-    if missing:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no server answers: {', '.join(missing)}")
-    name = f"brigade_flows_{os.getpid()}"
-    number = _empty_redis()
-    vhost = _vhost_make(name)
-    database = urlunsplit(urlsplit(SERVERS["DATABASE_URL"])._replace(path=f"/{name}"))
-    broker = urlunsplit(urlsplit(SERVERS["BROKER_URL"])._replace(path=f"/{vhost}"))
-    try:
-        yield {
-            "DATABASE_URL": database,
-            "BROKER_URL": broker,
-            "REDIS_URL": urlunsplit(urlsplit(SERVERS["REDIS_URL"])._replace(path=f"/{number}")),
-        }
-    finally:
-        with psycopg.connect(SERVERS["DATABASE_URL"], autocommit=True) as admin:
-            admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        with redis.Redis.from_url(SERVERS["REDIS_URL"], db=number) as client:
-            client.flushdb()
-        if vhost == name:
-            _rabbitmqctl("delete_vhost", name)
-
-
-def _listens(url: str) -> bool:
-    parts = urlsplit(url)
-    try:
-        socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 0), timeout=2).close()
-    except OSError:
-        return False
-    return True
-
-
-def _empty_redis() -> int:
-    for number in range(15, 0, -1):
-        with redis.Redis.from_url(SERVERS["REDIS_URL"], db=number) as client:
-            if client.dbsize() == 0:
-                return number
-    pytest.fail("all databases of the Redis server are in use")
-
-
-def _vhost_make(name: str) -> str:
-    """A virtual host needs the broker's own tool; without it the default one is used."""
-    if not _rabbitmqctl("add_vhost", name):
-        return "/"
-    user = urlsplit(SERVERS["BROKER_URL"]).username or "guest"
-    assert _rabbitmqctl("set_permissions", "-p", name, user, ".*", ".*", ".*")
-    return name
-
-
-def _rabbitmqctl(*arguments: str) -> bool:
-    try:
-        return subprocess.run(["rabbitmqctl", "-q", *arguments], capture_output=True, timeout=30).returncode == 0
-    except OSError:
-        return False
+    with ExitStack() as stack:
+        try:
+            urls = stack.enter_context(own_place())
+        except NoServers as error:
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
+        yield urls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import time
@@ -30,6 +31,12 @@ class Stream:
         return 1000 * (self.chunk_times[0] - self.sent_at)
 
     @property
+    def silences_s(self) -> list[float]:
+        """What a client waited: for the first text, between texts, and for the end."""
+        moments = [self.sent_at, *self.chunk_times, self.ended_at]
+        return [late - early for early, late in itertools.pairwise(moments)]
+
+    @property
     def gaps_ms(self) -> list[float]:
         return [1000 * (late - early) for early, late in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
 
@@ -53,6 +60,27 @@ async def chat(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
                 return stream
             _take(stream, json.loads(data))
         raise CallFailed("the stream ended without [DONE]")
+    finally:
+        writer.close()
+
+
+async def complete(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
+    """The same without a stream: the whole text in one answer."""
+    answer = Stream()
+    reader, writer = await _connect(base_url)
+    try:
+        payload = json.dumps({**body, "stream": False}).encode()
+        answer.sent_at = time.time()
+        writer.write(_head("POST", base_url, "/chat/completions", api_key, len(payload)) + payload)
+        await _expect_ok(reader)
+        found = json.loads(await reader.read())
+        answer.ended_at = time.time()
+        [choice] = found["choices"]
+        answer.request_id, answer.usage = found["id"], found["usage"]
+        answer.text, answer.finish_reason = choice["message"]["content"], choice["finish_reason"]
+        return answer
+    except json.JSONDecodeError as error:
+        raise CallFailed("the answer ended too soon") from error
     finally:
         writer.close()
 

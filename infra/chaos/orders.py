@@ -1,0 +1,132 @@
+"""What clients ask and what they must get. The same seed asks the same again.
+
+The orders of a crowd differ in all that has an edge: prompts that end before, at and behind the borders of blocks and chunks,
+answers of one token (which run fused) and of many, greedy and sampled, with stop strings, streamed and not.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.contracts import FinishReason, SamplingParams
+from inference.engine.loading import load_model
+from inference.engine.models.llama import LlamaModel
+from inference.engine.reference import reference
+from inference.engine.sampler import sample
+from inference.text import ChatMessage, open_text
+from inference.text.model_files import ensure_oracle
+from inference.text.stream import TextStream
+
+MODEL = "tiny"
+LABEL = "run"  # of the metadata by which a scenario's rows are found again
+PROMPT_TOKENS = (47, 48, 49, 64, 65, 127, 128, 129, 160, 192, 193, 255, 256, 257, 300)  # blocks of 16, chunks of 128, pieces of 256
+ANSWER_TOKENS = (2, 17, 32, 48, 64)
+LONGEST = max(ANSWER_TOKENS)
+_STOPS = string.ascii_letters + string.digits  # about every second answer of 48 tokens has one of four of them
+_TEMPLATE_TOKENS = 19  # of the chat template around the content, a token a byte
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    content: str
+    sampling: SamplingParams
+    stream: bool
+
+    def body(self, label: str) -> dict[str, Any]:
+        sampling = self.sampling
+        return {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": self.content}],
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop": list(sampling.stop),
+            "ignore_eos": sampling.ignore_eos,
+            "metadata": {LABEL: label},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """The only right answer to an order."""
+
+    ids: tuple[int, ...]
+    text: str
+    reason: FinishReason
+    prompt_tokens: int
+
+
+class Oracle:
+    """Each order alone, with the whole context: no batch, no cache, no pages."""
+
+    def __init__(self, models: Path) -> None:
+        folder = ensure_oracle(MODEL, models)
+        model = load_model(folder)
+        assert isinstance(model, LlamaModel)
+        self._model, self._text = model, open_text(folder)
+
+    def right(self, order: Order, heard: Sequence[int]) -> Right:
+        """`heard` spares the time of a pass for each token: where one pass over all of it agrees, it is right."""
+        prompt_ids = self._text.render_chat([ChatMessage("user", order.content)])
+        if not self._agrees(prompt_ids, heard, order.sampling):
+            heard = reference(self._model, prompt_ids, order.sampling, eos_ids=self._text.eos_ids)
+        stream = TextStream(self._text, order.sampling.stop)
+        text, said = "", 0
+        while said < len(heard) and not stream.stopped:
+            text += stream.push(heard[said])  # the end of text is a control token: it shows nothing
+            said += 1
+        ended = stream.stopped or self._ends(heard[-1], order.sampling)
+        return Right(tuple(heard[:said]), text + stream.flush(), "stop" if ended else "length", len(prompt_ids))
+
+    def _agrees(self, prompt_ids: Sequence[int], heard: Sequence[int], sampling: SamplingParams) -> bool:
+        if not heard:
+            return False
+        rows = self._model.dense_rows([*prompt_ids, *heard[:-1]], len(prompt_ids) - 1)
+        wanted = [sample(row, sampling, choice=0, position=position) for position, row in enumerate(rows, 1)]
+        return wanted == list(heard) and self._is_whole(heard, sampling)
+
+    def _is_whole(self, heard: Sequence[int], sampling: SamplingParams) -> bool:
+        stream = TextStream(self._text, sampling.stop)
+        stopped = False
+        for token in heard:
+            if stopped:
+                return False
+            stream.push(token)
+            stopped = stream.stopped or self._ends(token, sampling)
+        return stopped or len(heard) == sampling.max_tokens
+
+    def _ends(self, token: int, sampling: SamplingParams) -> bool:
+        return token in self._text.eos_ids and not sampling.ignore_eos
+
+
+def crowd(label: str, count: int, seed: int) -> list[Order]:
+    """The first order has one token, the second surely has the most; the rest is drawn."""
+    chance = random.Random(f"{seed} {label}")
+    return [_order(label, index, chance) for index in range(count)]
+
+
+def _order(label: str, index: int, chance: random.Random) -> Order:
+    sampled = index % 2 == 1
+    sampling = SamplingParams(
+        max_tokens=1 if index == 0 else LONGEST if index == 1 else chance.choice(ANSWER_TOKENS),
+        temperature=1.0 if sampled else 0.0,
+        top_p=chance.choice((1.0, 0.9)) if sampled else 1.0,
+        seed=chance.getrandbits(48),
+        stop=tuple(chance.sample(_STOPS, 4)) if index % 4 == 3 else (),
+        ignore_eos=index == 1,
+    )
+    return Order(_content(label, index, chance), sampling, index % 3 != 2)
+
+
+def _content(label: str, index: int, chance: random.Random) -> str:
+    """Some begin with what is theirs alone, so that nothing is cached; some end with it, so that the beginning is."""
+    own = f"{label} {index}"
+    filler = "spoon " * 60
+    size = max(len(own), chance.choice(PROMPT_TOKENS) - _TEMPLATE_TOKENS) - len(own)
+    return own + filler[:size] if index % 3 else filler[:size] + own
