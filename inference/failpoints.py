@@ -50,9 +50,11 @@ POINTS = (
     "transfer.page",
     "transfer.verify",
     "decode.step",
-    # whoever has tokens, then the end: usage.* lie inside the transaction, finish.* around it
+    # whoever has tokens, or takes them over; then the end: usage.* lie inside the transaction, finish.* around it
+    "takeover.read",
     "token.first",
     "token.send",
+    "token.log",
     "finish.commit",
     "usage.write",
     "usage.written",

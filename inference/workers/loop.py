@@ -92,6 +92,7 @@ class EngineLoop:
         runs = {run: job for job in list(self._jobs.values()) for run in job.unlogged()}
         if not runs:
             return
+        failpoints.reach("token.log")
         token_log_append(slot=self._me[0], worker_epoch=self._me[1], runs=runs)
         for run, job in runs.items():
             job.logged[run.choice] = run.position + len(run.ids) - 1

@@ -41,6 +41,7 @@ def with_forced(claimed: Claim) -> Claim:
     if claimed.attempt == 1 or claimed.handoff is not None:
         return claimed
     request = claimed.request
+    failpoints.reach("takeover.read")
     forced = token_log_read(tenant_id=claimed.tenant_id, request_id=uuid.UUID(request.request_id))
     try:
         forced = StreamWriter.shared().take_over(request.request_id, claimed.owner.epoch, forced)

@@ -10,8 +10,9 @@ from typing import Any
 
 import billing.invariants
 import inference.invariants
-from inference.contracts import TokenEntry, stream_entry_from_json
-from inference.streams import EntryFilter, stream_key
+from inference.contracts import stream_entry_from_json
+from inference.streams import stream_key
+from inference.transcript import EntryFilter
 from infra.chaos.kitchen import Answer, Kitchen
 from infra.chaos.orders import LABEL, Order, Right
 
@@ -35,6 +36,10 @@ SELECT r.id, r.state, r.prompt_tokens, r.completion_tokens, r.finish_reasons, r.
        (SELECT jsonb_agg(h.settled_nano_usd) FROM holds_hold h WHERE h.request_id = r.id AND h.state = 'settled')
   FROM inference_request r WHERE r.labels->>'metadata.{LABEL}' = %s
 """
+_LOG = """
+SELECT position, ids FROM inference_token_log WHERE request_id = %s AND choice = 0
+   AND epoch = (SELECT max(epoch) FROM inference_token_log WHERE request_id = %s) ORDER BY position
+"""
 _MONEY = """
 SELECT (SELECT coalesce(sum(total_nano_usd), 0)::bigint FROM metering_request) AS receipts,
        (SELECT coalesce(sum(amount_nano_usd), 0)::bigint FROM metering_line) AS lines,
@@ -53,11 +58,11 @@ class Books:
         self._kitchen = kitchen
         self._right = right
 
-    def faults(self, answers: Sequence[Answer], label: str) -> list[str]:
+    def faults(self, answers: Sequence[Answer], label: str, *, lossy: bool = False) -> list[str]:
         rows = {row[0]: row[1:] for row in self._kitchen.database.execute(_ROWS, [label])}
         return [
             *self._number_of_rows(answers, len(rows)),
-            *(fault for answer in answers if answer.stream for fault in self._of_answer(answer, rows)),
+            *(fault for answer in answers if answer.stream for fault in self._of_answer(answer, rows, lossy=lossy)),
             *(f"{request_id}: {fault}" for request_id, row in rows.items() for fault in _of_row(*row)),
             *self._differences(_MONEY),
         ]
@@ -101,12 +106,14 @@ class Books:
         if not sure <= rows <= most:
             yield f"{rows} requests for {sure} to {most} calls"
 
-    def _of_answer(self, answer: Answer, rows: Mapping[uuid.UUID, Any]) -> Iterator[str]:
+    def _of_answer(self, answer: Answer, rows: Mapping[uuid.UUID, Any], *, lossy: bool) -> Iterator[str]:
+        """`lossy`: the scenario made the stream lose tokens. What it has left must be right all the same."""
         stream = answer.stream
         assert stream is not None
         request_id = uuid.UUID(stream.request_id.removeprefix("chatcmpl-"))
-        tokens = self._tokens(request_id)
+        tokens = self._tokens_of_log(request_id)
         right = self._right(answer.order, tokens)
+        in_stream = self._tokens_of_stream(request_id)
         state, prompt, completion, reasons, *_ = rows.get(request_id, ("missing", 0, 0, []))
         said = {
             "state": (state, "done"),
@@ -117,21 +124,27 @@ class Books:
             "completion": (completion, len(right.ids)),
             "prompt told": (stream.usage.get("prompt_tokens"), right.prompt_tokens),
             "completion told": (stream.usage.get("completion_tokens"), len(right.ids)),
-            "tokens": (tokens, list(right.ids)),
+            "tokens of the log": (tokens, list(right.ids)),
+            "tokens of the stream": (in_stream, list(right.ids[: len(in_stream)] if lossy else right.ids)),
             "receipt": (self._receipt(stream.request_id), True),
         }
         for name, (found, wanted) in said.items():
             if found != wanted:
                 yield f"{request_id}: {name}: {found!r} instead of {wanted!r}"
 
-    def _tokens(self, request_id: uuid.UUID) -> list[int]:
-        """As every reader of the stream sees them; a gap in the positions ends them."""
+    def _tokens_of_stream(self, request_id: uuid.UUID) -> list[int]:
+        """As every reader of the stream sees them, from position 1 to the first gap."""
         sieve = EntryFilter()
-        ids: list[int] = []
         entries: Any = self._kitchen.valkey.xrange(stream_key(str(request_id)))
         for _, fields in entries:
-            entry = sieve.clean(stream_entry_from_json(json.loads(fields[b"e"])))
-            ids += entry.ids if isinstance(entry, TokenEntry) else ()
+            sieve.clean(stream_entry_from_json(json.loads(fields[b"e"])))
+        return list(sieve.transcript.tokens[0])
+
+    def _tokens_of_log(self, request_id: uuid.UUID) -> list[int]:
+        ids: list[int] = []
+        for position, run in self._kitchen.database.execute(_LOG, [request_id, request_id]):
+            assert position <= len(ids) + 1, f"{request_id}: a gap in the token log"
+            ids[position - 1 :] = run
         return ids
 
     def _receipt(self, request_id: str) -> bool:

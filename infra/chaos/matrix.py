@@ -97,7 +97,7 @@ def play(scenario: Scenario, kitchen: Kitchen, books: Books, *, seed: int, strea
     began = time.monotonic()
     kitchen.wait_ready()
     orders = crowd(scenario.name, streams, seed)
-    kitchen.arm(scenario.name, [scenario.failpoint])
+    kitchen.arm(scenario.name, scenario.failpoints)
     answers = kitchen.serve(orders, scenario.name, again=scenario.cuts_clients)
     if scenario.point.startswith("invoice."):
         books.wait_rest()
@@ -108,7 +108,7 @@ def play(scenario: Scenario, kitchen: Kitchen, books: Books, *, seed: int, strea
     if scenario.point.startswith("invoice."):
         kitchen.refresh_invoices()
         faults += books.wait_invoiced()
-    faults += [*books.faults(answers, scenario.name), *books.violations()]
+    faults += [*books.faults(answers, scenario.name, lossy=scenario.action == "drop"), *books.violations()]
     done = [answer.stream for answer in answers if answer.stream]
     faults += [error for answer in answers if not answer.stream for error in answer.errors[-1:]]
     silence_s = max((silence for stream in done for silence in stream.silences_s), default=0.0)

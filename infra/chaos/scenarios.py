@@ -26,8 +26,10 @@ _WHERE: dict[str, tuple[Action, ...]] = {
     "transfer.page": ("kill", "stop", "delay", "raise"),
     "transfer.verify": ("kill", "stop", "raise", "corrupt"),
     "decode.step": ("kill", "stop", "delay", "raise"),
-    "token.first": ("kill", "stop", "delay", "raise", "duplicate"),
-    "token.send": ("kill", "stop", "delay", "raise", "duplicate"),
+    "takeover.read": ("kill", "stop", "delay", "raise"),
+    "token.first": ("kill", "stop", "delay", "raise", "drop", "duplicate"),
+    "token.send": ("kill", "stop", "delay", "raise", "drop", "duplicate"),
+    "token.log": ("kill", "stop", "delay", "raise"),
     "finish.commit": ("kill", "stop", "delay", "raise"),
     "usage.write": ("kill", "stop", "raise"),
     "usage.written": ("kill", "stop", "raise"),
@@ -42,6 +44,12 @@ _WHERE: dict[str, tuple[Action, ...]] = {
 }
 _TWICE = ("prefill.chunk", "decode.step", "token.send", "finish.commit")  # and who takes over dies at the same place
 _FUSED_TOO = ("prefill.chunk", "decode.step", "token.first", "token.send", "finish.commit", "finish.committed")
+
+# What leads there: a death to take over from; a pause, so that the second's chores find tokens.
+_BEFORE: dict[str, dict[str, Any]] = {
+    "takeover.read": {"point": "decode.step", "action": "kill", "nth": 9},
+    "token.log": {"point": "decode.step", "action": "delay", "nth": 9, "seconds": DELAY_S},
+}
 
 # The passes that each scenario surely has in one process; where nothing is named, one.
 _PASSES = {
@@ -87,8 +95,10 @@ class Scenario:
         return self.point.startswith("gateway.") and self.action in ("kill", "raise")
 
     @property
-    def failpoint(self) -> dict[str, Any]:
-        return {"point": self.point, "action": self.action, "nth": self.nth, "times": self.times, "seconds": DELAY_S}
+    def failpoints(self) -> list[dict[str, Any]]:
+        """Its own is the first."""
+        own = {"point": self.point, "action": self.action, "nth": self.nth, "times": self.times, "seconds": DELAY_S}
+        return [own, _BEFORE[self.point]] if self.point in _BEFORE else [own]
 
 
 def matrix(seed: int) -> list[Scenario]:
