@@ -1,4 +1,4 @@
-"""What must hold once all is at rest: every answer right, every token once, every cent once. Faults are answered in words."""
+"""What must hold once all is at rest: every answer right, every token once, every cent once. A fault is a line, `kind: what`."""
 
 from __future__ import annotations
 
@@ -63,9 +63,14 @@ class Books:
         return [
             *self._number_of_rows(answers, len(rows)),
             *(fault for answer in answers if answer.stream for fault in self._of_answer(answer, rows, lossy=lossy)),
-            *(f"{request_id}: {fault}" for request_id, row in rows.items() for fault in _of_row(*row)),
+            *(f"{fault} ({request_id})" for request_id, row in rows.items() for fault in _of_row(*row)),
             *self._differences(_MONEY),
         ]
+
+    def attempts(self, label: str) -> dict[str, int]:
+        """How often each request of the label was begun, by the id that its client knows."""
+        rows = self._kitchen.database.execute(_ROWS, [label])
+        return {f"chatcmpl-{row[0].hex}": row[5] for row in rows}
 
     def violations(self) -> list[str]:
         """What `manage.py check_invariants` says, without the second that its start takes."""
@@ -104,7 +109,7 @@ class Books:
             sum((answer.stream is not None) + len(answer.errors) for answer in answers),
         )
         if not sure <= rows <= most:
-            yield f"{rows} requests for {sure} to {most} calls"
+            yield f"rows: {rows} requests for {sure} to {most} calls"
 
     def _of_answer(self, answer: Answer, rows: Mapping[uuid.UUID, Any], *, lossy: bool) -> Iterator[str]:
         """`lossy`: the scenario made the stream lose tokens. What it has left must be right all the same."""
@@ -130,7 +135,7 @@ class Books:
         }
         for name, (found, wanted) in said.items():
             if found != wanted:
-                yield f"{request_id}: {name}: {found!r} instead of {wanted!r}"
+                yield f"{name}: {found!r} instead of {wanted!r} ({request_id})"
 
     def _tokens_of_stream(self, request_id: uuid.UUID) -> list[int]:
         """As every reader of the stream sees them, from position 1 to the first gap."""
@@ -171,12 +176,12 @@ def _of_row(
 ) -> Iterator[str]:
     meters = {(meter, tier): quantity for meter, tier, quantity, _ in usage or ()}
     if len(meters) != len(usage or ()):
-        yield f"a meter has two rows: {usage}"
+        yield f"usage: a meter has two rows: {usage}"
     if state == "done" and meters.get(("decode", "")) != completion:
-        yield f"{completion} tokens, metered {meters}"
+        yield f"usage: {completion} tokens, metered {meters}"
     if state == "done" and meters.get(("prefill_computed", ""), 0) + meters.get(("prefill_cached", "device"), 0) != prompt:
-        yield f"a prompt of {prompt} tokens, metered {meters}"
+        yield f"usage: a prompt of {prompt} tokens, metered {meters}"
     if lines != sum(billable for *_, billable in usage or ()):
-        yield f"{lines} lines for {usage}"
+        yield f"money: {lines} lines for {usage}"
     if not totals == holds == [amount]:
-        yield f"lines of {amount}, receipts {totals}, settled {holds}"
+        yield f"money: lines of {amount}, receipts {totals}, settled {holds}"

@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import psycopg
 import redis
@@ -33,13 +33,17 @@ PLACES = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 _NOT_OURS = (*PLACES, "BRIGADE_DATABASE_ROLE", "BRIGADE_DATA", "BRIGADE_PROCESS", "PORT")
 
 
+Again = Literal["never", "refused", "always"]  # after which errors a client asks again: none, 429 and 503, all
+
+
 @dataclass(slots=True)
 class Answer:
-    """What a client got. `errors` are those before it; a client that may not repeat has no answer after one."""
+    """What a client got. `errors` are those before it, `refused` of them were refusals; a client that may not repeat gives up."""
 
     order: Order
-    stream: Stream | None
-    errors: list[str]
+    stream: Stream | None = None
+    errors: list[str] = field(default_factory=list)
+    refused: int = 0
 
 
 class Kitchen:
@@ -106,16 +110,16 @@ class Kitchen:
 
     # Clients.
 
-    def serve(self, orders: Sequence[Order], label: str, *, again: bool) -> list[Answer]:
-        """All together. `again`: after an error a client asks again, as clients do whose connection was cut."""
+    def serve(self, orders: Sequence[Order], label: str, *, again: Again) -> list[Answer]:
+        """All together."""
 
         async def crowd() -> list[Answer]:
             return await asyncio.gather(*(self.ask(order, label, again=again) for order in orders))
 
         return asyncio.run(crowd())
 
-    async def ask(self, order: Order, label: str, *, again: bool) -> Answer:
-        answer = Answer(order, None, [])
+    async def ask(self, order: Order, label: str, *, again: Again) -> Answer:
+        answer = Answer(order)
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
@@ -125,7 +129,9 @@ class Kitchen:
                     return answer
             except (OSError, CallFailed, TimeoutError) as failure:
                 answer.errors.append(f"{type(failure).__name__}: {failure}")
-            if not again:
+                refused = isinstance(failure, CallFailed) and failure.status in ("429", "503")
+            answer.refused += refused
+            if not (again == "always" or (again == "refused" and refused)):
                 break
             await asyncio.sleep(AGAIN_S)
         return answer

@@ -98,7 +98,7 @@ def play(scenario: Scenario, kitchen: Kitchen, books: Books, *, seed: int, strea
     kitchen.wait_ready()
     orders = crowd(scenario.name, streams, seed)
     kitchen.arm(scenario.name, scenario.failpoints)
-    answers = kitchen.serve(orders, scenario.name, again=scenario.cuts_clients)
+    answers = kitchen.serve(orders, scenario.name, again="always" if scenario.cuts_clients else "never")
     if scenario.point.startswith("invoice."):
         books.wait_rest()
         kitchen.refresh_invoices()

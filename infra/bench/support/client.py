@@ -42,7 +42,11 @@ class Stream:
 
 
 class CallFailed(RuntimeError):
-    """The server answered with something else than a whole stream."""
+    """The server answered with something else than a whole stream. `status` is that of a refusal."""
+
+    def __init__(self, message: str, status: str = "") -> None:
+        super().__init__(message)
+        self.status = status
 
 
 async def chat(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
@@ -133,7 +137,7 @@ async def _expect_ok(reader: asyncio.StreamReader) -> None:
     while (await reader.readline()).strip():
         pass
     if len(status) < 2 or status[1] != "200":
-        raise CallFailed(f"{' '.join(status).strip()}: {(await reader.read()).decode()[:300]}")
+        raise CallFailed(f"{' '.join(status).strip()}: {(await reader.read()).decode()[:300]}", "".join(status[1:2]))
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[str]:
