@@ -43,7 +43,7 @@ def own_place() -> Iterator[dict[str, str]]:
     finally:
         with psycopg.connect(SERVERS["DATABASE_URL"], autocommit=True) as admin:
             admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        with redis.Redis.from_url(SERVERS["REDIS_URL"], db=number) as client:
+        with redis.Redis.from_url(_with_path("REDIS_URL", str(number))) as client:
             client.flushdb()
         if vhost == name:
             _rabbitmqctl("delete_vhost", name)
@@ -65,7 +65,7 @@ def _listens(url: str) -> bool:
 def _redis_claim(name: str) -> int:
     """An empty one. Who looks at the same time finds it claimed."""
     for number in range(15, 0, -1):
-        with redis.Redis.from_url(SERVERS["REDIS_URL"], db=number) as client:
+        with redis.Redis.from_url(_with_path("REDIS_URL", str(number))) as client:  # a number in the address beats `db=`
             if client.set(_CLAIMED, name, nx=True):
                 if client.dbsize() == 1:
                     return number
