@@ -11,10 +11,14 @@ from typing import Any
 import psycopg
 from django.core.management.base import BaseCommand
 from django.db import Error, connections
+from kombu.exceptions import KombuError
+from redis.exceptions import RedisError
 
 from inference.scheduling.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
+
+AWAY = (Error, psycopg.Error, KombuError, RedisError, OSError)  # the database or the broker: the queue is safe where it is
 
 
 class Command(BaseCommand):
@@ -34,7 +38,7 @@ class Command(BaseCommand):
         while not stopping:
             try:
                 dispatcher.run()
-            except (Error, psycopg.Error, OSError) as error:  # the database or the broker is away: the queue is safe where it is
+            except AWAY as error:
                 log.warning("dispatcher starts over: %s", error)
                 connections.close_all()
                 time.sleep(0.5)
