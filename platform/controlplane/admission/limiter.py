@@ -7,6 +7,8 @@ generated is given back at the end.
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from controlplane.errors import Overloaded, RateLimitExceeded, RequestAboveRateLimit
-from controlplane.gateway.limits import LIMITER_CONNECTIONS, RATE_WINDOW_S
+from controlplane.gateway.limits import LIMITER_CONNECTIONS, RATE_WINDOW_S, RELEASE_PATIENCE_S, RELEASE_RETRY_S
 from controlplane.keys.verification import KeyRecord
 
 Verdict = Literal["ok", "requests", "tokens", "concurrent", "size"]
@@ -155,10 +157,18 @@ class Limiter:
         return await self._ask(key, "", 0, 0.0)
 
     async def release(self, key: KeyRecord, *, request_id: uuid.UUID, unused_tokens: int) -> None:
-        """May be called twice. Where Valkey is away the lease ends by itself."""
+        """May be called twice. Tried again while Valkey is away: else the place stays taken until its lease ends."""
         names = _names(key.key_id)
         arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), key.tokens_per_minute, str(request_id), max(0, unused_tokens)]
-        await self._release(keys=names[1:], args=arguments)
+        until = time.monotonic() + RELEASE_PATIENCE_S
+        while True:
+            try:
+                await self._release(keys=names[1:], args=arguments)
+                return
+            except (RedisError, OSError):
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(RELEASE_RETRY_S)
 
     async def _ask(self, key: KeyRecord, request_id: str, tokens: int, lease_s: float) -> RateState:
         limits = [key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests]

@@ -32,6 +32,8 @@ log = logging.getLogger("brigade.gateway")
 T = TypeVar("T")
 K = TypeVar("K")
 
+BACKGROUND_S = 5.0  # what works in the background has so long when the process ends
+
 
 class Fresh(Generic[K, T]):
     """Copies that are younger than `ttl_s`. One load at a time for each key; a load that fails is not kept.
@@ -162,8 +164,11 @@ class Runtime:
     async def close(self) -> None:
         await self.cancels.drained(timeout_s=5)
         await self.lease.drop()
-        while self._background:
-            await asyncio.wait(self._background, timeout=5)
+        until = time.monotonic() + BACKGROUND_S
+        while self._background and time.monotonic() < until:
+            await asyncio.wait(self._background, timeout=until - time.monotonic())
+        for late in self._background:
+            late.cancel()
         if self._reader is not None:
             await self._reader.close()
         await self.redis.aclose()
