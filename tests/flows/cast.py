@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import openai
 import psycopg
+import torch
 
 from inference.contracts import SamplingParams
 from inference.engine.loading import load_model
@@ -43,12 +44,23 @@ def tiny() -> tuple[LanguageModel, ModelText]:
 
 
 @functools.cache
-def expected(content: str, max_tokens: int) -> str:
+def expected(content: str, max_tokens: int, *, ignore_eos: bool = False) -> str:
     """The text that the tiny model must answer, greedily: no batch, no cache, no pages."""
-    model, text = tiny()
-    prompt_ids = text.render_chat([ChatMessage("user", content)])
-    ids = reference(model, prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0), eos_ids=text.eos_ids)
+    _, text = tiny()
+    ids = expected_ids(content, max_tokens, ignore_eos=ignore_eos)
     return text.decode([token_id for token_id in ids if token_id not in text.eos_ids])
+
+
+@functools.cache
+def expected_ids(content: str, max_tokens: int, *, ignore_eos: bool) -> list[int]:
+    model, text = tiny()
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, threads that wait for each other take the cores of the copy under test
+    try:
+        return reference(model, text.render_chat([ChatMessage("user", content)]), sampling, eos_ids=text.eos_ids)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def ask(stack: Stack, content: str, max_tokens: int = 24, **more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 stack           on embedded servers, one for the session
 impatient       another one, with failpoints and short times, for tests of what is gone
+fragile         another one, whose servers and processes fail
 servers_stack   the same on PostgreSQL, RabbitMQ and Redis of this machine; skipped (under CI: failed) where they do not answer
 """
 
@@ -165,6 +166,12 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     failpoints.write_text('{"run": "none", "points": []}')
     more = {"BRIGADE_CLIENT_TIMEOUT_S": "3", "BRIGADE_GATEWAY_LEASE_S": "3", VARIABLE: str(failpoints)}
     with serving(folder / "data", more) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with serving(tmp_path_factory.mktemp("fragile") / "data") as running:
         yield running
 
 

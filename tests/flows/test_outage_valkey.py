@@ -1,0 +1,71 @@
+"""Valkey, which holds the live streams, the windows of the limiter and (embedded) the broker, is lost, frozen, or full."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from tests.flows.cast import ask, until
+from tests.flows.conftest import Stack
+from tests.flows.faults import crowd, frozen, serves_again, valkey_process
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@contextmanager
+def valkey(stack: Stack) -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=str(stack.data.valkey_socket)) as server:
+        yield server
+
+
+def test_a_killed_valkey_costs_time_only(fragile: Stack) -> None:
+    killed = valkey_process(fragile)
+    with crowd(fragile):
+        os.kill(killed, signal.SIGKILL)
+    assert valkey_process(fragile) != killed
+
+
+def test_a_flushed_valkey_costs_time_only(fragile: Stack) -> None:
+    with crowd(fragile), valkey(fragile) as server:
+        before = server.dbsize()
+        server.flushall()
+    assert before > 0
+
+
+@pytest.mark.parametrize("seconds", [2.0, 8.0])
+def test_a_frozen_valkey_is_waited_for(fragile: Stack, seconds: float) -> None:
+    with crowd(fragile), frozen(valkey_process(fragile)):
+        time.sleep(seconds)
+
+
+def test_places_of_clients_that_went_in_an_outage_are_free_again(fragile: Stack) -> None:
+    streams = [ask(fragile, "soup", 400, stream=True, extra_body={"ignore_eos": True}) for _ in range(4)]
+    for going in streams:
+        next(iter(going))
+    with valkey(fragile) as server:
+        [running] = server.scan_iter("rate:*:running")
+        assert server.zcard(running) == 4
+        with frozen(valkey_process(fragile)):
+            for going in streams:
+                going.close()
+            time.sleep(6)  # longer than a command waits for its answer
+        until(lambda: server.zcard(running), lambda places: places == 0)
+    serves_again(fragile)
+
+
+def test_a_full_valkey_is_waited_for(fragile: Stack) -> None:
+    with crowd(fragile), valkey(fragile) as server:
+        roomy = str(server.config_get("maxmemory")["maxmemory"])
+        server.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                server.set("no room", "for this")
+            time.sleep(3)
+        finally:
+            server.config_set("maxmemory", roomy)
