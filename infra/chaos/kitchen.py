@@ -26,7 +26,7 @@ from infra.bench.support.client import CallFailed, Stream, chat, complete, free_
 from infra.chaos.orders import MODEL, Order
 
 ROOT = Path(__file__).resolve().parents[2]
-STOPPED_S = 5.0  # longer than a lease, so that a stopped process comes back as a zombie
+STOPPED_S = 4.5  # longer than a lease, so that a stopped process comes back as a zombie
 PATIENCE_S = 90.0
 AGAIN_S = 0.3
 PLACES = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from infra.chaos.books import Books
 from infra.chaos.kitchen import PLACES, Kitchen
 from infra.chaos.orders import Oracle, crowd
-from infra.chaos.scenarios import Scenario, matrix
+from infra.chaos.scenarios import Scenario, matrix, part
 from infra.chaos.servers import own_place
 
 LATE_S = 8.0  # ingest comes after the streams have ended
@@ -52,12 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--servers", action="store_true")
-    parser.add_argument("--part", type=int, default=1, help="run one scenario in so many")
+    parser.add_argument("--part", type=int, default=1, help="run one scenario in so many, of each point one at least")
     parser.add_argument("--only", default="", help="scenarios whose name begins so")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [scenario for scenario in matrix(options.seed)[:: options.part] if scenario.name.startswith(options.only)]
+    chosen = [scenario for scenario in part(matrix(options.seed), options.part) if scenario.name.startswith(options.only)]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="brigade-chaos-") as folder, place(servers=options.servers) as urls:
         outcomes = run(chosen, Path(folder), urls, Oracle(Path(folder) / "models"), seed=options.seed, streams=options.streams)

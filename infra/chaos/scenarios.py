@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -113,3 +114,11 @@ def matrix(seed: int) -> list[Scenario]:
     scenarios += [Scenario(point, "kill", min(passes(point), 2), path="fused") for point in _FUSED_TOO]
     chance.shuffle(scenarios)
     return sorted(scenarios, key=lambda scenario: scenario.path == "fused")
+
+
+def part(scenarios: Sequence[Scenario], of: int) -> list[Scenario]:
+    """One in `of`, in their order; each point has one at least."""
+    chosen = set({scenario.point: scenario for scenario in reversed(scenarios)}.values())
+    others = [scenario for scenario in scenarios if scenario not in chosen]
+    chosen.update(others[: max(0, len(scenarios) // of - len(chosen))])
+    return [scenario for scenario in scenarios if scenario in chosen]
