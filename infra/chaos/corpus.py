@@ -37,6 +37,10 @@ def corpus() -> list[Case]:
     return [case for kind in kinds for case in kind()]
 
 
+def armed(case: Case, key: str) -> bytes:
+    return case.wire.replace(KEY, key.encode())
+
+
 # Wire
 
 

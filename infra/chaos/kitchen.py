@@ -70,7 +70,7 @@ class Kitchen:
             self._process.kill()
             raise
         known = json.loads(self.manage("demo_credentials", "--json"))
-        self._base_url, self._api_key = known["base_url"], known["api_key"]
+        self.base_url, self.api_key = known["base_url"], known["api_key"]
         self.database = psycopg.connect(self._database_url, autocommit=True)
         self.valkey = redis.Redis.from_url(self._redis_url)
         threading.Thread(target=self._wake_the_stopped, name="wake", daemon=True).start()
@@ -125,7 +125,7 @@ class Kitchen:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     call = chat if order.stream else complete
-                    answer.stream = await call(self._base_url, self._api_key, order.body(label))
+                    answer.stream = await call(self.base_url, self.api_key, order.body(label))
                     return answer
             except (OSError, CallFailed, TimeoutError) as failure:
                 answer.errors.append(f"{type(failure).__name__}: {failure}")
@@ -137,13 +137,13 @@ class Kitchen:
         return answer
 
     def receipt(self, request_id: str) -> dict[str, Any]:
-        return get(self._base_url, self._api_key, f"/requests/{request_id}")
+        return get(self.base_url, self.api_key, f"/requests/{request_id}")
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
-                get(self._base_url.removesuffix("/v1"), "", "/readyz")
+                get(self.base_url.removesuffix("/v1"), "", "/readyz")
                 return
             except OSError:
                 time.sleep(0.1)

@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from infra.chaos.corpus import KEY, Case
-
 MOST_CHARACTERS = 1_000
 TELLTALE = re.compile(
     r'Traceback|File "|\.py\b|site-packages|Exception|django|psycopg|uvicorn|redis|valkey|postgres|celery|asyncio|SELECT '
@@ -74,10 +72,6 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-def armed(case: Case, key: str) -> bytes:
-    return case.wire.replace(KEY, key.encode())
-
-
 def fault(reply: Reply, statuses: tuple[int, ...], *, secret: str) -> str:
     """Empty where the reply is one of those that are right, in the form that the API promises."""
     if reply.status not in statuses:
@@ -96,6 +90,10 @@ def refusal_fault(reply: Reply, *, secret: str) -> str:
         return f"no error in the form of the API: {text[:200]}"
     if set(error) != {"message", "type", "param", "code"} or not re.fullmatch("[a-z_]+", str(error["code"])):
         return f"not the form of an error: {error}"
-    if found := TELLTALE.search(text):
-        return f"tells {found[0]!r}: {text[:200]}"
-    return f"tells the key: {text[:200]}" if secret[12:] in text else ""
+    return leak(reply) or (f"tells the key: {text[:200]}" if secret[12:] in text else "")
+
+
+def leak(reply: Reply) -> str:
+    text = reply.body.decode(errors="replace")
+    found = TELLTALE.search(text)
+    return f"tells {found[0]!r}: {text[:200]}" if found else ""

@@ -19,8 +19,8 @@ from inference.requests.models import RequestBody, State
 from inference.text import ChatMessage, open_text
 from inference.usage.models import UsagePending
 from infra.chaos import corpus
-from infra.chaos.corpus import Case
-from infra.chaos.wire import Reply, armed, fault, send
+from infra.chaos.corpus import Case, armed
+from infra.chaos.wire import Reply, fault, send
 from tests.controlplane.conftest import ScriptedWorker, Stage, open_requests, request_rows, wait_for
 
 PATIENCE_S = 60.0
