@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 
 from inference.contracts import SamplingParams
 from inference.engine.models.base import LanguageModel
@@ -14,9 +17,21 @@ def reference(
 ) -> list[int]:
     """The output ids, the end-of-text token included. Stop strings are not looked at: they would only shorten the list."""
     tokens = list(prompt_ids)
-    for position in range(1, min(params.max_tokens, model.context_length - len(prompt_ids)) + 1):
-        row = model.dense_logits(tokens, len(prompt_ids))
-        tokens.append(sample(row, params, choice=0, position=position))
-        if tokens[-1] in eos_ids and not params.ignore_eos:
-            break
+    with _one_thread():
+        for position in range(1, min(params.max_tokens, model.context_length - len(prompt_ids)) + 1):
+            row = model.dense_logits(tokens, len(prompt_ids))
+            tokens.append(sample(row, params, choice=0, position=position))
+            if tokens[-1] in eos_ids and not params.ignore_eos:
+                break
     return tokens[len(prompt_ids) :]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """An oracle's products are too small to share: on busy cores the threads' waiting for each other takes ten times the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
