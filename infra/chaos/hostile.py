@@ -189,7 +189,7 @@ async def _attack(kitchen: Kitchen, oracle: Oracle, report: Report) -> None:
         if done % max(HUNDRED, report.calls // 30 // HUNDRED * HUNDRED) == 0:
             report.looks.append(gauges.read(kitchen, done))
         await attack.hundred(min(HUNDRED, report.calls - done))
-        answer = await kitchen.ask(CANARY, "canary", again=False)
+        answer = await kitchen.ask(CANARY, "canary", again="never")
         report.canaries += 1
         if answer.stream is None or answer.stream.text != song:
             report.faults.append(f"the canary after {done + HUNDRED} calls: {answer}")
