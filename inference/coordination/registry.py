@@ -48,7 +48,8 @@ def worker_register(
            SET epoch = w.epoch + 1, state = 'ready', roles = excluded.roles, model = excluded.model, layout = excluded.layout,
                host = excluded.host, pid = excluded.pid, device = excluded.device,
                arena = replace(%s, '{epoch}', (w.epoch + 1)::text),
-               started_at = excluded.started_at, lease_until = excluded.lease_until, pool = excluded.pool, load = excluded.load
+               started_at = excluded.started_at, progress_at = excluded.started_at, lease_until = excluded.lease_until,
+               pool = excluded.pool, load = excluded.load
          WHERE w.state = 'dead' OR w.lease_until < clock_timestamp()
      RETURNING epoch
         """,
@@ -72,15 +73,16 @@ def worker_register(
     return int(row[0])
 
 
-def worker_renew(*, slot: str, epoch: int, pool: PoolCounters, load: dict[str, Any]) -> bool:
-    """False: the lease was lost, and this process must stop emitting."""
+def worker_renew(*, slot: str, epoch: int, pool: PoolCounters, load: dict[str, Any], idle_s: float = 0.0) -> bool:
+    """False: the lease was lost, and this process must stop emitting. `idle_s`: since the engine loop last came round."""
     changed = execute(
         """
         UPDATE coordination_worker
-           SET lease_until = clock_timestamp() + make_interval(secs => %s), pool = %s, load = %s
+           SET lease_until = clock_timestamp() + make_interval(secs => %s), pool = %s, load = %s,
+               progress_at = clock_timestamp() - make_interval(secs => %s)
          WHERE slot = %s AND epoch = %s AND state <> 'dead'
         """,
-        [LEASE_S, Jsonb(pool.to_json()), Jsonb(load), slot, epoch],
+        [LEASE_S, Jsonb(pool.to_json()), Jsonb(load), idle_s, slot, epoch],
     )
     return changed == 1
 

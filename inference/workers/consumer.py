@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 from celery import current_app
 from celery.platforms import SecurityWarning
-from celery.signals import task_prerun
+from celery.signals import task_prerun, worker_ready
 from django.db import close_old_connections
 
+from inference.workers.watchdog import Watchdog
 
-def consume(*, queue: str, node: str, threads: int) -> None:
-    """Returns after a warm shutdown. `node` must be unique per start: `%h` stands for the host."""
+DEAF = 76  # exit status of a process that received nothing; whoever supervises it starts another
+
+
+def consume(*, queue: str, node: str, threads: int, patience: int, on_deaf: Callable[[], None]) -> None:
+    """Returns after a warm shutdown. `node` must be unique per start: `%h` stands for the host.
+
+    `on_deaf` is called, once, where more than `patience` messages a second apart did not come from the queue.
+    """
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root is dangerous with pickle; we take JSON only
     task_prerun.connect(_drop_broken_connections)
+    watchdog = Watchdog(queue, patience=patience, on_deaf=on_deaf)
+    worker_ready.connect(lambda **_: watchdog.start(), weak=False)
     current_app.worker_main(
         [
             "--quiet",

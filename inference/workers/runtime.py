@@ -31,6 +31,7 @@ from inference.requests.selectors import cancelled_of, owned_by
 from inference.requests.transitions import request_requeue
 from inference.streams import Signals, StreamWriter
 from inference.text import open_text
+from inference.workers.consumer import DEAF
 from inference.workers.courier import Courier
 from inference.workers.loop import EngineLoop
 from inference.workers.transfers import Transfers
@@ -110,6 +111,13 @@ class WorkerRuntime:
         worker_leave(slot=self.slot, epoch=self.worker_epoch)
         self.arena.remove()
 
+    def end(self, grace_s: float) -> None:
+        """For one that receives nothing any more: what it has goes on for the grace, then another process takes the slot."""
+        try:
+            self.stop(grace_s)
+        finally:
+            os._exit(DEAF)
+
     def _arena_name(self, epoch: int | str) -> str:
         return f"{self.slot}-{epoch}.kv"
 
@@ -166,10 +174,11 @@ class WorkerRuntime:
 
     def _pulse(self) -> None:
         started = time.monotonic()
-        if started - self.loop.progress_at > STALLED_S:
-            log.error("worker %s: the engine loop made no progress for %.1f s", self.slot, started - self.loop.progress_at)
+        idle_s = started - self.loop.progress_at
+        if idle_s > STALLED_S:
+            log.error("worker %s: the engine loop made no progress for %.1f s", self.slot, idle_s)
             return
-        if not worker_renew(slot=self.slot, epoch=self.worker_epoch, pool=self.loop.pool, load=self._load()):
+        if not worker_renew(slot=self.slot, epoch=self.worker_epoch, pool=self.loop.pool, load=self._load(), idle_s=idle_s):
             log.critical("worker %s lost its lease; the process ends", self.slot)
             os._exit(75)
         self._spoken_until = started + LEASE_S - LEASE_MARGIN_S

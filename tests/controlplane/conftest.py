@@ -71,8 +71,9 @@ def tenant_make(name: str) -> Tenant:
 
 def fleet_alive(*, roles: tuple[tuple[str, str], ...] = (("w0", "prefill"), ("w1", "decode"))) -> None:
     now = timezone.now()
+    later = now + timedelta(minutes=10)  # no test is so slow that they look dead
     for name in ("dispatcher", "reaper", "ingest"):
-        Heartbeat.objects.update_or_create(name=name, defaults={"at": now})
+        Heartbeat.objects.update_or_create(name=name, defaults={"at": later})
     for slot, role in roles:
         Worker.objects.create(
             slot=slot,
@@ -85,7 +86,8 @@ def fleet_alive(*, roles: tuple[tuple[str, str], ...] = (("w0", "prefill"), ("w1
             device="cpu",
             arena="none",
             started_at=now,
-            lease_until=now + timedelta(minutes=10),
+            lease_until=later,
+            progress_at=later,
         )
 
 

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -115,4 +116,12 @@ def kill_worker(stack: Stack, slot: str) -> None:
 
 
 def wait_until_ready(stack: Stack, patience_s: float = 40.0) -> None:
-    until(lambda: stack.get("/readyz")[0], lambda status: status == 200, patience_s)
+    """Also where the gateway itself is on its way back."""
+
+    def status() -> int:
+        try:
+            return stack.get("/readyz")[0]
+        except (OSError, HTTPException):
+            return 0
+
+    until(status, lambda found: found == 200, patience_s)

@@ -19,6 +19,7 @@ class LiveWorker:
     slot: str
     model: str
     roles: tuple[str, ...]
+    idle_s: float  # since its engine loop last came round
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,18 @@ class Fleet:
     def serves(self, model: str) -> bool:
         return any(worker.model == model for worker in self.workers)
 
-    def slots(self, role: str) -> list[str]:
-        return [worker.slot for worker in self.workers if role in worker.roles]
+    def slots(self, role: str, *, idle_s: float) -> list[str]:
+        """Of workers that made progress within `idle_s`."""
+        return [worker.slot for worker in self.workers if role in worker.roles and worker.idle_s <= idle_s]
 
 
 def fleet() -> Fleet:
-    rows = (
-        Worker.objects.filter(state=WorkerState.READY, lease_until__gt=Now()).order_by("slot").values_list("slot", "model", "roles")
-    )
+    idle = ExpressionWrapper(Now() - F("progress_at"), output_field=DurationField())
+    rows = Worker.objects.filter(state=WorkerState.READY, lease_until__gt=Now()).annotate(idle=idle).order_by("slot")
     age = ExpressionWrapper(Now() - F("at"), output_field=DurationField())
     beats = {beat.name: (beat.age.total_seconds(), beat.detail) for beat in Heartbeat.objects.annotate(age=age)}
     return Fleet(
-        workers=tuple(LiveWorker(slot, model, tuple(roles)) for slot, model, roles in rows),
+        workers=tuple(LiveWorker(row.slot, row.model, tuple(row.roles), row.idle.total_seconds()) for row in rows),
         heartbeat_age_s={name: age_s for name, (age_s, _) in beats.items()},
         waiting=_waiting(beats.get("dispatcher", (0.0, {}))[1]),
     )
@@ -59,6 +60,6 @@ def readiness(now: Fleet, *, heartbeat_s: float) -> tuple[bool, dict[str, Any]]:
         age_s = now.heartbeat_age_s.get(name)
         parts[name] = {"ready": age_s is not None and age_s <= heartbeat_s, "age_s": None if age_s is None else round(age_s, 1)}
     for role in NEEDED_ROLES:
-        slots = now.slots(role)
+        slots = now.slots(role, idle_s=heartbeat_s)
         parts[role] = {"ready": bool(slots), "workers": len(slots)}
     return all(part["ready"] for part in parts.values()), parts

@@ -54,6 +54,6 @@ CANCEL_RETRY_S = 0.5
 STALE_S = 10.0  # catalogue, prices and fleet may be this much older while a fresh copy is on its way; keys may not
 
 # Readiness and admission
-HEARTBEAT_S = 5.0  # an older heartbeat is no progress
+HEARTBEAT_S = 4.0  # an older heartbeat, or an engine loop that came round no later, is no progress
 QUEUE_LENGTH = 2_000  # requests that wait for a worker, all tenants
 RATE_WINDOW_S = 60.0

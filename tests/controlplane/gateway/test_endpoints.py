@@ -125,6 +125,15 @@ def test_readyz_is_503_when_a_part_makes_no_progress(gateway: str, stage: Stage)
         assert [name for name, state in ready.json()["parts"].items() if not state["ready"]] == missing
 
 
+def test_readyz_is_503_when_an_engine_loop_hangs_though_its_lease_lives(gateway: str, stage: Stage) -> None:
+    wait_for(lambda: httpx.get(f"{gateway}/readyz").status_code == 200)
+    Worker.objects.filter(roles=["decode"]).update(progress_at=timezone.now() - timedelta(seconds=limits.HEARTBEAT_S + 1))
+    wait_for(lambda: httpx.get(f"{gateway}/readyz").status_code == 503)
+    parts = httpx.get(f"{gateway}/readyz").json()["parts"]
+    assert {name for name, part in parts.items() if not part["ready"]} == {"decode"}
+    assert httpx.get(f"{gateway}/healthz").status_code == 200
+
+
 def test_one_worker_may_hold_both_roles(gateway: str, stage: Stage) -> None:
     Worker.objects.filter(slot="w0").delete()
     Worker.objects.filter(slot="w1").update(roles=["prefill", "decode"])

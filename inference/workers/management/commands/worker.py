@@ -15,6 +15,7 @@ from inference.workers.consumer import consume
 from inference.workers.runtime import WorkerOptions, WorkerRuntime
 
 ROLES = ("prefill", "decode")
+DEAF_AFTER = 4
 
 
 class Command(BaseCommand):
@@ -45,4 +46,10 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         worker_shutdown.connect(lambda **_: runtime.stop(settings.WORKER_GRACE_S), weak=False)
         logging.getLogger(__name__).info("worker %s takes work", slot)
-        consume(queue=slot, node=f"{slot}.{runtime.worker_epoch}@%h", threads=2)
+        consume(
+            queue=slot,
+            node=f"{slot}.{runtime.worker_epoch}@%h",
+            threads=2,
+            patience=DEAF_AFTER,
+            on_deaf=lambda: runtime.end(settings.WORKER_GRACE_S),
+        )

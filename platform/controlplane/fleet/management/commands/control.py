@@ -11,7 +11,9 @@ from celery.signals import worker_ready, worker_shutdown
 from django.core.management.base import BaseCommand
 
 from controlplane.settings.queues import CONTROL_QUEUE
-from inference.workers.consumer import consume
+from inference.workers.consumer import DEAF, consume
+
+DEAF_AFTER = 20  # its jobs may be long, and while they fill all threads nothing more is received
 
 
 class Command(BaseCommand):
@@ -22,4 +24,10 @@ class Command(BaseCommand):
         beat = EmbeddedService(current_app, thread=True, scheduler_cls="celery.beat.Scheduler")
         worker_ready.connect(lambda **_: beat.start(), weak=False)
         worker_shutdown.connect(lambda **_: beat.stop(), weak=False)
-        consume(queue=CONTROL_QUEUE, node=f"control.{os.getpid()}@%h", threads=3)
+        consume(
+            queue=CONTROL_QUEUE,
+            node=f"control.{os.getpid()}@%h",
+            threads=3,
+            patience=DEAF_AFTER,
+            on_deaf=lambda: os._exit(DEAF),
+        )
