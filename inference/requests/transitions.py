@@ -15,7 +15,7 @@ from inference.database import QUEUE_CHANNEL, notify, query, query_one
 from inference.kvdirectory.services import handoff_publish, handoff_release
 from inference.requests.models import OPEN, State
 from inference.requests.state_change import Owner, json_value, state_change
-from inference.requests.token_log import TokenRun, token_log_close
+from inference.requests.token_log import TokenRun, token_log_close, token_log_read
 from inference.usage.services import usage_write
 
 
@@ -177,7 +177,7 @@ def _outcome_of_handoff(request_id: uuid.UUID, code: str, message: str) -> Reque
         [request_id],
     )
     if row is None:
-        return RequestOutcome(error_code=code, error_message=message)
+        return RequestOutcome(completion=_made_before_a_fault(request_id), error_code=code, error_message=message)
     result = PrefillResult.from_json(json_value(row[0]))
     return RequestOutcome(
         computed=result.computed,
@@ -188,6 +188,12 @@ def _outcome_of_handoff(request_id: uuid.UUID, code: str, message: str) -> Reque
         error_code=code,
         error_message=message,
     )
+
+
+def _made_before_a_fault(request_id: uuid.UUID) -> int:
+    """Tokens of an owner that died: the client may have read them. Their prompt's work was lost with it, and is not metered."""
+    [(tenant_id, attempt)] = query("SELECT tenant_id, attempt FROM inference_request WHERE id = %s", [request_id])
+    return sum(map(len, token_log_read(tenant_id=tenant_id, request_id=request_id))) if attempt > 1 else 0
 
 
 def request_requeue(*, request_id: uuid.UUID, owner: str | None, owner_epoch: int | None, detail: str) -> int | None:

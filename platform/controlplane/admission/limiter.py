@@ -8,6 +8,7 @@ generated is given back at the end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from dataclasses import dataclass
@@ -73,6 +74,15 @@ end
 return 0
 """
 )
+
+# KEYS running. ARGV lease ms, request ids. What was given back meanwhile stays so.
+RENEW = """
+local time = redis.call('TIME')
+local till = time[1] * 1000 + time[2] / 1000 + tonumber(ARGV[1])
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', till, ARGV[i]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 0
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +155,40 @@ def limiter_connections(redis_url: str) -> Redis:
 
 
 class Limiter:
-    def __init__(self, redis: Redis) -> None:
+    """A place among a key's requests at once is held by a lease, which this process renews until it gives the place back."""
+
+    def __init__(self, redis: Redis, *, lease_s: float) -> None:
         self._take = redis.register_script(TAKE)
         self._release = redis.register_script(RELEASE)
+        self._renew = redis.register_script(RENEW)
+        self._lease_ms = int(lease_s * 1_000)
+        self._places: dict[str, set[str]] = {}  # request ids by the name of their key's set
 
-    async def take(self, key: KeyRecord, *, request_id: uuid.UUID, tokens: int, lease_s: float) -> RateState:
+    async def take(self, key: KeyRecord, *, request_id: uuid.UUID, tokens: int) -> RateState:
         """Counts the request, or nothing where the verdict is not ok."""
-        return await self._ask(key, str(request_id), tokens, lease_s)
+        state = await self._ask(key, str(request_id), tokens)
+        if state.verdict == "ok":
+            self._places.setdefault(_names(key.key_id)[2], set()).add(str(request_id))
+        return state
+
+    async def renew_always(self) -> None:
+        """Where Valkey is away nothing is renewed: places may be lost, as all that lies there."""
+        while True:
+            await asyncio.sleep(self._lease_ms / 3_000)
+            with contextlib.suppress(RedisError, OSError):
+                await self.renew()
+
+    async def renew(self) -> None:
+        for name, ids in list(self._places.items()):
+            await self._renew(keys=[name], args=[self._lease_ms, *ids])
 
     async def look(self, key: KeyRecord) -> RateState:
-        return await self._ask(key, "", 0, 0.0)
+        return await self._ask(key, "", 0)
 
     async def release(self, key: KeyRecord, *, request_id: uuid.UUID, unused_tokens: int) -> None:
-        """May be called twice. Tried again while Valkey is away: else the place stays taken until its lease ends."""
+        """May be called twice. Tried again while Valkey is away: the place ends with its lease, but the tokens would be lost."""
         names = _names(key.key_id)
+        self._forget(names[2], str(request_id))
         arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), key.tokens_per_minute, str(request_id), max(0, unused_tokens)]
         until = time.monotonic() + RELEASE_PATIENCE_S
         while True:
@@ -170,9 +200,15 @@ class Limiter:
                     raise
                 await asyncio.sleep(RELEASE_RETRY_S)
 
-    async def _ask(self, key: KeyRecord, request_id: str, tokens: int, lease_s: float) -> RateState:
+    def _forget(self, name: str, request_id: str) -> None:
+        ids = self._places.get(name, set())
+        ids.discard(request_id)
+        if not ids:
+            self._places.pop(name, None)
+
+    async def _ask(self, key: KeyRecord, request_id: str, tokens: int) -> RateState:
         limits = [key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests]
-        arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), *limits, tokens, request_id, int(lease_s * 1_000)]
+        arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), *limits, tokens, request_id, self._lease_ms]
         try:
             verdict, requests, left, wait_ms = await self._take(keys=_names(key.key_id), args=arguments)
         except (RedisError, OSError) as error:

@@ -138,9 +138,8 @@ async def _enter(call: Call, submission: Submission, text: ModelText) -> Complet
     """Rate limits, then money and the queue. The stream is listened to before the first entry can be written."""
     key, process = call.caller, call.runtime
     tokens = len(submission.prompt_ids) + submission.sampling.max_tokens
-    lease_s = submission.policy.deadline_s + 2 * limits.DEADLINE_GRACE_S
     tariff = await process.tariffs.get((submission.model, submission.policy.tier))
-    call.rate = await _take(call, tokens, lease_s)
+    call.rate = await _take(call, tokens)
     call.rate.check()
     process.open_requests += 1
     subscription = (await process.reader()).subscribe(submission.request_id)
@@ -163,10 +162,10 @@ def _answer(text: ModelText, sampling: SamplingParams) -> AnswerText:
     return AnswerText(text, stop=sampling.stop, eos_ids=eos_ids, limit=sampling.max_tokens)
 
 
-async def _take(call: Call, tokens: int, lease_s: float) -> RateState:
+async def _take(call: Call, tokens: int) -> RateState:
     """What was taken for a client that went meanwhile is given back."""
     limiter, key = call.runtime.limiter, call.caller
-    taking = asyncio.create_task(limiter.take(key, request_id=call.id, tokens=tokens, lease_s=lease_s))
+    taking = asyncio.create_task(limiter.take(key, request_id=call.id, tokens=tokens))
     try:
         return await asyncio.shield(taking)
     except asyncio.CancelledError:

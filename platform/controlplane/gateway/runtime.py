@@ -96,7 +96,8 @@ class Runtime:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.redis = limiter_connections(settings.REDIS_URL)
-        self.limiter = Limiter(self.redis)
+        self.limiter = Limiter(self.redis, lease_s=settings.GATEWAY_LEASE_S)
+        self._renewing_places = loop.create_task(self.limiter.renew_always(), name="places")
         self.open_requests = 0
         self.cancels = Cancels()
         self.lease = Lease(settings.GATEWAY_LEASE_S)
@@ -171,6 +172,8 @@ class Runtime:
             late.cancel()
         if self._reader is not None:
             await self._reader.close()
+        self._renewing_places.cancel()
+        await asyncio.wait([self._renewing_places])
         await self.redis.aclose()
 
 

@@ -12,6 +12,7 @@ from inference.kvdirectory.models import HandOff
 from inference.requests.claims import Claim, request_claim, request_offer
 from inference.requests.models import RequestEvent, State
 from inference.requests.state_change import Owner
+from inference.requests.token_log import TokenRun, token_log_append
 from inference.requests.transitions import (
     EndedWaiting,
     request_cancel_flag,
@@ -152,6 +153,21 @@ def test_a_cancelled_ready_request_is_billed_what_prefill_did(make_request: Make
     assert request_cancel_flag(tenant_id=TENANT, request_id=request.id, reason="client_gone") is None
     request.refresh_from_db()
     assert request.completion_tokens == 1  # the receipt says what the bill says
+
+
+def test_a_cancel_after_a_fault_is_billed_what_the_client_may_have_read(
+    make_request: MakeRequest, claim_request: ClaimRequest
+) -> None:
+    register("prefill-0", "prefill")
+    request = make_request()
+    claim = claim_request(request, "prefill-0", path="fused")
+    run = TokenRun(str(request.id), claim.owner.epoch, 0, 1, (7, 8, 9))
+    assert token_log_append(slot="prefill-0", worker_epoch=1, runs=[run]) == 1
+    request_requeue(request_id=request.id, owner="prefill-0", owner_epoch=1, detail="lost prefill-0")
+    assert request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="")
+    assert dict(UsageRow.objects.filter(request_id=request.id).values_list("meter", "quantity")) == {Meter.DECODE: 3}
+    request.refresh_from_db()
+    assert request.completion_tokens == 3
 
 
 def test_a_flagged_request_is_not_claimed_any_more(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
