@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +113,22 @@ def test_a_reader_that_maps_an_arena_lives_on_after_the_owner_removed_it(tmp_pat
     reader = Arena.open(tmp_path, source.path.name, LAYOUT, 1)
     source.remove()
     assert (reader.pages[3] == source.pages[3]).all()
+
+
+READ_PAGE_3 = """
+import json, sys
+from pathlib import Path
+from inference.contracts import KVLayout
+from inference.kvtransport.arena import Arena
+folder, name, layout = sys.argv[1:]
+print(int(Arena.open(Path(folder), name, KVLayout.from_json(json.loads(layout)), 1).pages[3].sum()))
+"""
+
+
+def test_a_reader_process_that_exits_takes_nothing_of_the_owner_with_it(tmp_path: Path, source: Arena) -> None:
+    """Some libraries unlink shared memory when any process that attached to it ends."""
+    arguments = [sys.executable, "-c", READ_PAGE_3, str(tmp_path), source.path.name, json.dumps(LAYOUT.to_json())]
+    reader = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert int(reader.stdout) == int(source.pages[3].sum()) > 0
+    again = Arena.open(tmp_path, source.path.name, LAYOUT, 1)
+    assert (again.pages[3] == source.pages[3]).all()
