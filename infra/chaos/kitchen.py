@@ -18,9 +18,11 @@ from typing import Any, Literal, Self
 
 import psycopg
 import redis
+from celery import Celery
 
 from controlplane.embedded.paths import DataFolder
 from controlplane.embedded.processes import spawn
+from controlplane.settings.queues import celery_settings
 from inference.failpoints import VARIABLE, mark
 from infra.bench.support.client import CallFailed, Stream, chat, complete, free_port, get
 from infra.chaos.orders import MODEL, Order
@@ -58,6 +60,8 @@ class Kitchen:
         self._env = {**kept, **servers, **hooks, "BRIGADE_DATA": str(folder), "PORT": str(free_port())}
         self._database_url = servers.get("DATABASE_URL", self.data.database_url)
         self._redis_url = servers.get("REDIS_URL", self.data.redis_url)
+        self._celery = Celery("chaos", set_as_current=False)
+        self._celery.config_from_object(celery_settings(servers.get("BROKER_URL", self.data.broker_url)), namespace="CELERY")
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -78,6 +82,7 @@ class Kitchen:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._closed.set()
+        self._celery.close()
         self.database.close()
         self.valkey.close()
         self._process.send_signal(signal.SIGTERM)
@@ -97,7 +102,7 @@ class Kitchen:
 
     def refresh_invoices(self) -> None:
         """Beat does it once a minute."""
-        self.manage("shell", "-c", "from billing.invoices.tasks import invoice_drafts_refresh_task as task; task.delay()")
+        self._celery.send_task("billing.refresh_invoice_drafts", ignore_result=True)
 
     def arm(self, run: str, points: Sequence[Mapping[str, Any]]) -> None:
         fresh = self.failpoints.with_suffix(".new")
