@@ -38,11 +38,16 @@ class Lease:
         """The identity that a request may carry. Raises what the database raises: without a lease nothing is admitted."""
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_always(), name="gateway lease")
+        if (sure := self._sure()) is not None:
+            return sure  # no request waits for a renewal
         async with self._asking:
-            if self._id is None or time.monotonic() >= self._sure_until:
+            if self._sure() is None:
                 await self._renew()
         assert self._id is not None
         return self._id
+
+    def _sure(self) -> uuid.UUID | None:
+        return self._id if time.monotonic() < self._sure_until else None
 
     async def drop(self) -> None:
         if self._renewing is not None:

@@ -17,7 +17,8 @@ from inference.kvdirectory.models import Extent
 from inference.kvdirectory.services import ExtentChange, extents_write
 from inference.requests.models import InferenceRequest, RequestEvent, State
 from inference.streams import StreamWriter
-from tests.inference.conftest import ClaimRequest, MakeRequest, register
+from inference.submit import CLIENT_GONE, cancel
+from tests.inference.conftest import TENANT, ClaimRequest, MakeRequest, register
 from tests.inference.requests.test_transitions import publish
 
 pytestmark = pytest.mark.django_db
@@ -129,6 +130,17 @@ def test_what_a_dead_gateway_left_running_is_flagged_for_its_owner(make_request:
     assert [reap()["cancelled"] for _ in range(2)] == [1, 0]
     assert state_of(request) == State.PREFILLING
     assert (request.cancel_requested_at is not None, request.cancel_reason) == (True, "gateway_gone")
+
+
+def test_a_cancel_outlives_the_owner_that_did_not_hear_it(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    register("prefill-0", "prefill")
+    request = make_request()
+    claim_request(request, "prefill-0")
+    cancel(tenant_id=TENANT, request_id=request.id, reason=CLIENT_GONE)
+    assert state_of(request) == State.PREFILLING
+    kill("prefill-0")
+    reap()
+    assert (state_of(request), last_detail(request)) == (State.CANCELLED, CLIENT_GONE)
 
 
 def test_a_gateway_that_comes_back_after_its_lease_is_a_new_one() -> None:
