@@ -32,21 +32,21 @@ class Watchdog:
         self._queue = queue
         self._patience = patience
         self._on_deaf = on_deaf
-        self._unheard = 0
+        self._heard = threading.Event()
         self._connection: Any = None
 
     def start(self) -> None:
-        task_received.connect(self._heard, weak=False)
+        task_received.connect(lambda **_: self._heard.set(), weak=False)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    def _heard(self, **_: object) -> None:
-        self._unheard = 0
 
     def _watch(self) -> None:
         pause = threading.Event()
-        while self._unheard <= self._patience:
+        unheard = 0
+        while unheard <= self._patience:
+            self._heard.clear()  # before the sending: what is sent may be received before the broker's answer is
+            sent = self._sent()
             pause.wait(PROBE_S)
-            self._unheard += self._sent()
+            unheard = 0 if self._heard.is_set() else unheard + sent
         log.critical("nothing is received from queue %s, though the broker takes messages for it", self._queue)
         self._on_deaf()
 
