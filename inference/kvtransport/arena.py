@@ -31,7 +31,7 @@ _TORCH_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class ArenaError(RuntimeError):
-    """The file is not an arena of the expected shape, or its name leaves the folder."""
+    """The file is not an arena of the expected shape, its name leaves the folder, or there is no room for it."""
 
     code = "arena_unusable"
 
@@ -66,13 +66,16 @@ class Arena:
 
     @classmethod
     def create(cls, path: Path, layout: KVLayout, blocks: int, worker_epoch: int) -> Arena:
-        """Takes all of its memory at once. Raises OSError where there is not enough."""
+        """Takes all of its memory at once. Raises ArenaError where there is not enough, and leaves nothing."""
         path.unlink(missing_ok=True)
         size = arena_bytes(layout, blocks)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)  # a page that cannot be had later would kill the process
             memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            path.unlink()
+            raise ArenaError(f"no room for the KV pool, {size:,} bytes in {path.parent}: {error.strerror}") from error
         finally:
             os.close(descriptor)
         memory[: _HEADER.size] = _HEADER.pack(_MAGIC, _VERSION, blocks, layout.block_bytes, worker_epoch)

@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from django.conf import settings
 from django.db import Error, connections
 from redis.exceptions import RedisError
 
-from inference.contracts import PoolCounters
+from inference.contracts import KVLayout, PoolCounters
 from inference.coordination.registry import LEASE_S, SlotTaken, worker_drain, worker_leave, worker_register, worker_renew
 from inference.database import execute
 from inference.engine.config import EngineConfig
@@ -25,7 +25,7 @@ from inference.engine.engine import Engine
 from inference.engine.loading import load_model
 from inference.kvdirectory.selectors import handoffs_to_free
 from inference.kvdirectory.services import extents_write
-from inference.kvtransport.arena import Arena, arena_bytes, arena_folder
+from inference.kvtransport.arena import Arena, ArenaError, arena_bytes, arena_folder
 from inference.kvtransport.shm import ShmTransport
 from inference.requests.selectors import cancelled_of, owned_by
 from inference.requests.transitions import request_requeue
@@ -72,7 +72,7 @@ class WorkerRuntime:
         return cls._current
 
     def start(self) -> None:
-        """Loads the model, takes the slot, starts the threads. Raises SlotTaken."""
+        """Loads the model, takes the slot, starts the threads. Raises SlotTaken, ArenaError."""
         options = self._options
         torch.set_num_threads(options.threads)
         folder: Path = settings.DATA.models / options.model
@@ -81,7 +81,7 @@ class WorkerRuntime:
         config = EngineConfig(blocks=options.blocks, max_running=options.max_running)
         self.worker_epoch = self._register(model.layout)
         _sweep(arenas, self.slot)
-        self.arena = Arena.create(arenas / self._arena_name(self.worker_epoch), model.layout, options.blocks, self.worker_epoch)
+        self.arena = self._make_arena(arenas, model.layout)
         engine = Engine(model, text, self.arena.tensor(), config, raise_generation=self.arena.raise_generation)
         self._courier = Courier(StreamWriter.shared(), self._may_speak)
         self._transfers = Transfers(ShmTransport(arenas, self.arena))
@@ -118,10 +118,18 @@ class WorkerRuntime:
         finally:
             os._exit(DEAF)
 
+    def _make_arena(self, folder: Path, layout: KVLayout) -> Arena:
+        """The slot must be taken: the name has its epoch. Without room it is given back."""
+        try:
+            return Arena.create(folder / self._arena_name(self.worker_epoch), layout, self._options.blocks, self.worker_epoch)
+        except ArenaError:
+            worker_leave(slot=self.slot, epoch=self.worker_epoch)
+            raise
+
     def _arena_name(self, epoch: int | str) -> str:
         return f"{self.slot}-{epoch}.kv"
 
-    def _register(self, layout: Any) -> int:
+    def _register(self, layout: KVLayout) -> int:
         """Waits out the lease of a predecessor that died a moment ago."""
         options = self._options
         until = time.monotonic() + LEASE_S + 2

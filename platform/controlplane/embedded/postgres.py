@@ -36,7 +36,17 @@ SETTINGS = {
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] %a ",
 }
-INITDB = ["-U", "postgres", "--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+# initdb runs a server as well, which must find no more shared memory than ours needs.
+INITDB = [
+    "--set",
+    f"dynamic_shared_memory_type={SETTINGS['dynamic_shared_memory_type']}",
+    "-U",
+    "postgres",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--locale-provider=builtin",
+    "--builtin-locale=C.UTF-8",
+]
 TRUST = ["--auth-local=trust", "--auth-host=reject", "--no-instructions"]
 
 

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference.coordination.registry import SlotTaken
+from inference.kvtransport.arena import ArenaError
 from inference.workers import tasks  # noqa: F401  (makes the doorway known to Celery)
 from inference.workers.consumer import consume
 from inference.workers.runtime import WorkerOptions, WorkerRuntime
@@ -42,7 +43,7 @@ class Command(BaseCommand):
         )
         try:
             runtime.start()
-        except SlotTaken as error:
+        except (SlotTaken, ArenaError) as error:
             raise CommandError(str(error)) from error
         worker_shutdown.connect(lambda **_: runtime.stop(settings.WORKER_GRACE_S), weak=False)
         logging.getLogger(__name__).info("worker %s takes work", slot)
