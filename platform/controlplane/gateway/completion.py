@@ -76,6 +76,7 @@ class Completion:
     unused_tokens: int  # of max_tokens: what the rate limiter gets back
     ended: bool = False
     closed: bool = False
+    _look: asyncio.Task[RowState | None] | None = None
     _answers: dict[int, AnswerText] = field(default_factory=dict)  # by choice: what tokens from the log make visible
 
     async def entries(self) -> AsyncGenerator[TokenEntry | FinishEntry | Literal["silence"], None]:
@@ -102,9 +103,17 @@ class Completion:
         return None
 
     async def _from_database(self) -> list[Heard]:
-        """What goes on from what was heard. While the database is away nothing is known: the stream waits on."""
+        """What goes on from what was heard. While the database is away nothing is known: the stream waits on.
+
+        One that hangs is left alone with its question, for tokens may come meanwhile.
+        """
+        self._look = self._look or asyncio.create_task(in_database(request_row_state, self.key.tenant_id, self.request_id))
+        await asyncio.wait([self._look], timeout=limits.DATABASE_LOOK_S)
+        if not self._look.done():
+            return []
+        look, self._look = self._look, None
         try:
-            row = await in_database(request_row_state, self.key.tenant_id, self.request_id)
+            row = look.result()
         except (OperationalError, InterfaceError, Overloaded) as error:
             log.warning("the row of %s cannot be read: %s", self.request_id, error)
             return []
@@ -155,6 +164,8 @@ class Completion:
         if self.closed:
             return
         self.closed = True
+        if self._look is not None:
+            self._look.cancel()
         self.subscription.close()
         self.runtime.open_requests -= 1
         if not self.ended:

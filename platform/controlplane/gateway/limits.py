@@ -27,6 +27,7 @@ DEFAULT_MAX_TOKENS = 2_048  # where the client names none, or the rest of the co
 OPEN_REQUESTS = 1_024  # of one gateway process, streaming or not
 KEEP_ALIVE_S = 10.0  # a comment goes out when the engine has been silent for so long
 SILENCE_S = 5.0  # without an entry for so long: look at the request's row
+DATABASE_LOOK_S = 1.0  # the row may take so long to read before the stream is looked at again
 DEAF_POLL_S = 1.0  # the same, while Valkey answers nothing
 TOKEN_LOG_POLL_S = 0.3  # entries are missing: the token log is asked so often
 DEADLINE_GRACE_S = 5.0  # after the deadline the reaper has this long to write the end; then the gateway cancels

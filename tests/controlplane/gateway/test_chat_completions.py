@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from openai import OpenAI
 
 from billing.holds.models import HoldAccount
@@ -16,6 +17,7 @@ from controlplane.admission.services import request_admit
 from controlplane.gateway import limits
 from inference.contracts import Submission
 from inference.coordination.models import Worker
+from inference.database import execute, query
 from inference.requests.models import RequestBody, State
 from tests.controlplane.conftest import Job, ScriptedWorker, Stage, chat, open_requests, request_rows, wait_for
 
@@ -145,6 +147,29 @@ def test_a_database_that_is_away_for_a_while_does_not_end_a_stream(
     monkeypatch.setattr("controlplane.gateway.completion.request_row_state", away)
     worker.script = script
     assert client.chat.completions.create(model="tiny", messages=chat()).choices[0].message.content == "Hello"
+
+
+def test_a_database_that_hangs_holds_up_no_token(client: OpenAI, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SILENCE_S", 0.05)
+    monkeypatch.setattr(limits, "DATABASE_LOOK_S", 0.05)
+    heard = threading.Event()
+
+    def script(job: Job) -> None:
+        job.say("Hel")
+        with transaction.atomic():
+            execute("LOCK TABLE inference_request")
+            wait_for(lambda: query("SELECT FROM pg_locks WHERE NOT granted AND relation = 'inference_request'::regclass") != [])
+            job.say("lo")
+            assert heard.wait(20)
+        job.done()
+
+    worker.script = script
+    text = ""
+    for chunk in client.chat.completions.create(model="tiny", messages=chat(), stream=True):
+        text += chunk.choices[0].delta.content or ""
+        if text == "Hello":
+            heard.set()
+    assert heard.is_set()
 
 
 def test_a_database_that_is_away_at_admission_is_503_and_frees_all(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
