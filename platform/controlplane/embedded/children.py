@@ -21,7 +21,6 @@ from controlplane.embedded.valkey import Valkey
 MANAGE = (sys.executable, str(BASE / "manage.py"))
 GATEWAY, WORK, SERVERS = 0, 1, 2  # the order of stopping
 GATEWAY_STOP_S, WORK_STOP_S, SERVER_STOP_S = 4.0, 3.0, 3.0
-GATEWAY_POOL = 20
 GATEWAY_NAME = "gateway"
 
 
@@ -38,7 +37,7 @@ class Program:
 
 def programs(port: int) -> list[Program]:
     return [
-        Program(GATEWAY_NAME, _gateway(port), _role("app", BRIGADE_DATABASE_POOL=str(GATEWAY_POOL)), order=GATEWAY),
+        Program(GATEWAY_NAME, _gateway(port), _role("app"), order=GATEWAY),
         Program("dispatcher", (*MANAGE, "dispatcher"), _role("system")),
         _worker("prefill"),
         _worker("decode"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from django.db import close_old_connections, connections
+from django.db import close_old_connections
 
 from controlplane.errors import Overloaded
 from controlplane.gateway import limits
@@ -47,25 +47,15 @@ text = Pool("text", limits.TEXT_THREADS, limits.TEXT_WAITING)
 
 
 async def in_database(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Runs a service or selector in a thread with a connection of its own, and hands the connection back."""
+    """Runs a service or selector in a thread, over the connection that this thread keeps."""
     return await database.run(with_connection(function), *args, **kwargs)
 
 
 def with_connection(function: Callable[P, R]) -> Callable[P, R]:
+    """A connection that broke is closed first, so that the call makes a new one."""
+
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         close_old_connections()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            hand_back()
+        return function(*args, **kwargs)
 
     return call
-
-
-def hand_back() -> None:
-    """To the pool where there is one. A connection that broke is closed, so that the next call gets a good one."""
-    for connection in connections.all(initialized_only=True):
-        if connection.settings_dict["CONN_MAX_AGE"] == 0:
-            connection.close()
-        else:
-            connection.close_if_unusable_or_obsolete()

@@ -85,11 +85,9 @@ def role_password(server: Server, role: DatabaseRole, secret_key: str) -> str:
     return hmac.new(secret_key.encode(), f"database-role:{role}".encode(), hashlib.sha256).hexdigest()
 
 
-def django_database(server: Server, role: DatabaseRole, secret_key: str, *, pool_size: int = 0) -> dict[str, Any]:
-    """`pool_size` > 0: threads borrow connections; else each thread keeps its own."""
+def django_database(server: Server, role: DatabaseRole, secret_key: str) -> dict[str, Any]:
+    """Each thread keeps a connection, tests it before its next use, and makes a new one at once where the server was away."""
     options: dict[str, Any] = {"connect_timeout": 5, "application_name": f"brigade {os.environ.get('BRIGADE_PROCESS', role)}"}
-    if pool_size:
-        options["pool"] = {"min_size": 1, "max_size": pool_size, "timeout": 10}
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": server.name,
@@ -97,7 +95,7 @@ def django_database(server: Server, role: DatabaseRole, secret_key: str, *, pool
         "PASSWORD": role_password(server, role, secret_key),
         "HOST": server.host,
         "PORT": server.port,
-        "CONN_MAX_AGE": 0 if pool_size else None,
+        "CONN_MAX_AGE": None,
         "CONN_HEALTH_CHECKS": True,
         "OPTIONS": options,
     }

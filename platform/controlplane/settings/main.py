@@ -39,11 +39,10 @@ try:
 except OSError as error:
     raise ImproperlyConfigured(f"BRIGADE_DATA: {error}") from error
 
-DATABASE_POOL = env.integer("BRIGADE_DATABASE_POOL", 0, least=0, most=200)
 DATABASES = {
-    "default": django_database(DATABASE_SERVER, DATABASE_ROLE, SECRET_KEY, pool_size=DATABASE_POOL),
+    "default": django_database(DATABASE_SERVER, DATABASE_ROLE, SECRET_KEY),
     # The operator's console sees all tenants; nothing else may use this alias.
-    "system": django_database(DATABASE_SERVER, "system", SECRET_KEY, pool_size=DATABASE_POOL and 4),
+    "system": django_database(DATABASE_SERVER, "system", SECRET_KEY),
 }
 DATABASES["system"]["TEST"] = {"MIRROR": "default"}
 REDIS_URL = env.secret("REDIS_URL") or DATA.redis_url
