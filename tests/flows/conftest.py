@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,12 +123,12 @@ def serve_environment(data: DataFolder, port: int, more: dict[str, str] | None =
     return env | ours | (more or {})
 
 
-def launch(data: DataFolder, port: int, more: dict[str, str] | None = None) -> Stack:
-    """Starts `manage.py serve` and returns at once. It is stopped when the test run dies."""
+def launch(data: DataFolder, port: int, more: dict[str, str] | None = None, through: Sequence[str] = ()) -> Stack:
+    """Starts `manage.py serve` (by the command `through`) and returns at once. It is stopped when the test run dies."""
     env = serve_environment(data, port, more)
     output = data.root.parent / f"{data.root.name}.serve.log"
     output.unlink(missing_ok=True)
-    process = spawn([sys.executable, BASE / "manage.py", "serve"], log=output, env=env, cwd=BASE)
+    process = spawn([*through, sys.executable, BASE / "manage.py", "serve"], log=output, env=env, cwd=BASE)
     return Stack(data, port, env, output, process)
 
 
@@ -143,9 +143,9 @@ def wait_until_it_answers(stack: Stack) -> Stack:
 
 
 @contextmanager
-def serving(folder: Path, more: dict[str, str] | None = None) -> Iterator[Stack]:
+def serving(folder: Path, more: dict[str, str] | None = None, through: Sequence[str] = ()) -> Iterator[Stack]:
     """A running copy on `folder`, ended at the end of the block."""
-    stack = launch(DataFolder(folder), free_port(), more)
+    stack = launch(DataFolder(folder), free_port(), more, through)
     try:
         yield wait_until_it_answers(stack)
     finally:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from tests.flows.cast import ask, until
+from tests.flows.cast import ask, database, until
 from tests.flows.conftest import Stack
-from tests.flows.faults import crowd, frozen, serves_again, valkey_process
+from tests.flows.faults import crowd, frozen, process_of, serves_again, valkey_process
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,6 +36,25 @@ def test_a_flushed_valkey_costs_time_only(fragile: Stack) -> None:
         before = server.dbsize()
         server.flushall()
     assert before > 0
+
+
+def test_what_was_flushed_before_anybody_read_it_comes_from_the_token_log(fragile: Stack) -> None:
+    with crowd(fragile), valkey(fragile) as server, frozen(process_of(fragile, "gateway")):
+        read = entries(server)
+        until(lambda: entries(server), lambda now: now > read + 100)
+        server.flushall()
+        until(lambda: running(fragile), lambda requests: requests == 0)
+        assert entries(server) > 0
+        server.flushall()
+
+
+def entries(server: redis.Redis) -> int:
+    return sum(server.xlen(key) for key in server.scan_iter("brigade:stream:*"))
+
+
+def running(stack: Stack) -> int:
+    with database(stack) as connection:
+        return connection.execute("SELECT FROM inference_request WHERE finished_at IS NULL").rowcount
 
 
 @pytest.mark.parametrize("seconds", [2.0, 8.0])
