@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,10 @@ from torch.nn import functional
 TILE_ROWS = 16
 _PACK_ROWS = 8
 _TRIED_ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 61, 128)
+
+_KEPT_PRODUCTS = "64"  # numbers of rows, times shapes, whose code oneDNN keeps: at its own 1,024 some hundred MiB more
+for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first product
+    os.environ.setdefault(_cache, _KEPT_PRODUCTS)
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -107,10 +108,9 @@ def _status(process: Path) -> dict[str, str]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line through them, least squares."""
-    if len({x for x, _ in points}) < 2:
-        return 0.0
-    return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
+    """The median of the slopes between any two of them (Theil and Sen): what grows always shows, a single step does not."""
+    pairs = itertools.combinations(points, 2)
+    return statistics.median([(late_y - y) / (late_x - x) for (x, y), (late_x, late_y) in pairs if late_x > x] or [0.0])
 
 
 def table(gauges: Sequence[Gauge]) -> str:
