@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -176,7 +177,8 @@ class Kitchen:
             now = time.monotonic()
             since = {pid: since.get(pid, now) for pid in self.stopped()}
             for pid in [pid for pid, began in since.items() if now - began > STOPPED_S]:
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # its supervisor was quicker
+                    os.kill(pid, signal.SIGCONT)
 
     def _wait_started(self) -> None:
         log = self.data.root / "serve.log"
