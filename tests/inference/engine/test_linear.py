@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -63,3 +65,29 @@ def test_where_packed_weights_do_not_hold_tiles_take_over_and_say_so(
 def test_what_does_not_fit_is_refused(x: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected float32"):
         RowStableLinear(numbers(8, 64))(x)
+
+
+GROW = """
+from pathlib import Path
+import torch
+from inference.kernels.linear import RowStableLinear
+
+def anonymous_kib():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+torch.set_num_threads(1)
+product = RowStableLinear(torch.randn(576, 576))
+product(torch.randn(600, 576))
+before = anonymous_kib()
+for rows in range(2, 600):
+    product(torch.randn(rows, 576))
+print((anonymous_kib() - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_meets_many_numbers_of_rows_does_not_grow_with_each() -> None:
+    """Unbounded it is 500 MiB here: what oneDNN keeps for 600 numbers of rows."""
+    grown = subprocess.run([sys.executable, "-c", GROW], capture_output=True, text=True, check=True)
+    assert int(grown.stdout) < 300
