@@ -17,7 +17,7 @@ def reference(
 ) -> list[int]:
     """The output ids, the end-of-text token included. Stop strings are not looked at: they would only shorten the list."""
     tokens = list(prompt_ids)
-    with _one_thread():
+    with one_thread():
         for position in range(1, min(params.max_tokens, model.context_length - len(prompt_ids)) + 1):
             row = model.dense_logits(tokens, len(prompt_ids))
             tokens.append(sample(row, params, choice=0, position=position))
@@ -27,7 +27,7 @@ def reference(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """An oracle's products are too small to share: on busy cores the threads' waiting for each other takes ten times the work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

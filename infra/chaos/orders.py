@@ -16,7 +16,7 @@ from typing import Any
 from inference.contracts import FinishReason, SamplingParams
 from inference.engine.loading import load_model
 from inference.engine.models.llama import LlamaModel
-from inference.engine.reference import reference
+from inference.engine.reference import one_thread, reference
 from inference.engine.sampler import sample
 from inference.text import ChatMessage, open_text
 from inference.text.model_files import ensure_oracle
@@ -87,8 +87,9 @@ class Oracle:
     def _agrees(self, prompt_ids: Sequence[int], heard: Sequence[int], sampling: SamplingParams) -> bool:
         if not heard:
             return False
-        rows = self._model.dense_rows([*prompt_ids, *heard[:-1]], len(prompt_ids) - 1)
-        wanted = [sample(row, sampling, choice=0, position=position) for position, row in enumerate(rows, 1)]
+        with one_thread():
+            rows = self._model.dense_rows([*prompt_ids, *heard[:-1]], len(prompt_ids) - 1)
+            wanted = [sample(row, sampling, choice=0, position=position) for position, row in enumerate(rows, 1)]
         return wanted == list(heard) and self._is_whole(heard, sampling)
 
     def _is_whole(self, heard: Sequence[int], sampling: SamplingParams) -> bool:
