@@ -62,7 +62,7 @@ class Stack:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`manage.py ARGUMENTS` against this copy, whatever its exit status."""
         argv = [sys.executable, str(BASE / "manage.py"), *arguments]
-        return subprocess.run(argv, env=self.env, cwd=BASE, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, env=self.env, cwd=BASE, capture_output=True, text=True, timeout=180)
 
     def manage(self, *arguments: str) -> Any:
         """`manage.py ARGUMENTS`, which must succeed and print JSON."""

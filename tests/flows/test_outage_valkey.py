@@ -13,7 +13,7 @@ import redis
 
 from tests.flows.cast import ask, database, until
 from tests.flows.conftest import Stack
-from tests.flows.faults import crowd, frozen, process_of, serves_again, valkey_process
+from tests.flows.faults import FULL, crowd, frozen, process_of, serves_again, valkey_process
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,13 +29,6 @@ def test_a_killed_valkey_costs_time_only(fragile: Stack) -> None:
     with crowd(fragile):
         os.kill(killed, signal.SIGKILL)
     assert valkey_process(fragile) != killed
-
-
-def test_a_flushed_valkey_costs_time_only(fragile: Stack) -> None:
-    with crowd(fragile), valkey(fragile) as server:
-        before = server.dbsize()
-        server.flushall()
-    assert before > 0
 
 
 def test_what_was_flushed_before_anybody_read_it_comes_from_the_token_log(fragile: Stack) -> None:
@@ -57,10 +50,9 @@ def running(stack: Stack) -> int:
         return connection.execute("SELECT FROM inference_request WHERE finished_at IS NULL").rowcount
 
 
-@pytest.mark.parametrize("seconds", [2.0, 8.0])
-def test_a_frozen_valkey_is_waited_for(fragile: Stack, seconds: float) -> None:
+def test_a_frozen_valkey_is_waited_for(fragile: Stack) -> None:
     with crowd(fragile), frozen(valkey_process(fragile)):
-        time.sleep(seconds)
+        time.sleep(60 if FULL else 5)  # longer than a command waits, and than tokens are kept
 
 
 def test_places_of_clients_that_went_in_an_outage_are_free_again(fragile: Stack) -> None:
