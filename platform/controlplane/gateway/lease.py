@@ -56,8 +56,9 @@ class Lease:
         if self._id is None:
             return
         try:
-            await _in_own_thread(gateway_leave, gateway_id=self._id)
-        except (Error, ApiError) as error:
+            async with asyncio.timeout(limits.LEASE_DROP_S):
+                await _in_own_thread(gateway_leave, gateway_id=self._id)
+        except (Error, ApiError, TimeoutError) as error:
             log.warning("the lease of this gateway runs out by itself: %s", error)
 
     async def _renew_always(self) -> None:

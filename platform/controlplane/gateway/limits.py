@@ -36,6 +36,7 @@ SEND_S = 30.0  # a client that takes no byte for so long is gone
 # Work inside the process
 DATABASE_THREADS = 8
 LEASE_RENEW_S = 1.0
+LEASE_DROP_S = 2.0  # a database that hangs does not hold up the end of the process
 DATABASE_WAITING = 512  # calls that wait for a database thread
 LIMITER_CONNECTIONS = 16
 RELEASE_RETRY_S = 1.0
