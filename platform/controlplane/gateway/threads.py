@@ -56,6 +56,9 @@ def with_connection(function: Callable[P, R]) -> Callable[P, R]:
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         close_old_connections()
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()  # one that broke, or that may not grow old, goes at once
 
     return call
