@@ -39,7 +39,7 @@ HUNDRED = 100
 PATIENCE_S = 90.0  # a request that is whole is answered
 HALF_S = 1.5  # one that may be half is left after this
 WARM_CALLS = 1_000  # until then a worker meets sizes of batches that it has not met before
-SLOPE_KIB = 0.5
+SLOPE_KIB = 2.0  # the pages of a worker's KV pool, 8 MiB, count when they are touched first
 MORE_KIB = 32 << 10  # from the first third to the end
 MORE_DESCRIPTORS, MORE_THREADS = 8, 4
 LENGTH = re.compile(rb"(?i)^(Content-Length: )[0-9]+(?=\r)", re.MULTILINE)
