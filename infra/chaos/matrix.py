@@ -27,7 +27,7 @@ from infra.chaos.orders import Oracle, crowd
 from infra.chaos.scenarios import Scenario, matrix, part
 from infra.chaos.servers import own_place
 
-LATE_S = 8.0  # ingest comes after the streams have ended
+LATE_S = 20.0  # ingest comes after the streams have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ def play(scenario: Scenario, kitchen: Kitchen, books: Books, *, seed: int, strea
     kitchen.arm("none", [])
     faults = books.wait_rest()
     if scenario.point.startswith("invoice."):
-        kitchen.refresh_invoices()
         faults += books.wait_invoiced()
     faults += [*books.faults(answers, scenario.name, lossy=scenario.action == "drop"), *books.violations()]
     done = [answer.stream for answer in answers if answer.stream]
