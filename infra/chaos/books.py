@@ -59,11 +59,11 @@ class Books:
         self._kitchen = kitchen
         self._right = right
 
-    def faults(self, answers: Sequence[Answer], label: str, *, lossy: bool = False) -> list[str]:
+    def faults(self, answers: Sequence[Answer], label: str) -> list[str]:
         rows = {row[0]: row[1:] for row in self._kitchen.database.execute(_ROWS, [label])}
         return [
             *self._number_of_rows(answers, len(rows)),
-            *(fault for answer in answers if answer.stream for fault in self._of_answer(answer, rows, lossy=lossy)),
+            *(fault for answer in answers if answer.stream for fault in self._of_answer(answer, rows)),
             *(f"{fault} ({request_id})" for request_id, row in rows.items() for fault in _of_row(*row)),
             *self._differences(_MONEY),
         ]
@@ -123,8 +123,8 @@ class Books:
         if not sure <= rows <= most:
             yield f"rows: {rows} requests for {sure} to {most} calls"
 
-    def _of_answer(self, answer: Answer, rows: Mapping[uuid.UUID, Any], *, lossy: bool) -> Iterator[str]:
-        """`lossy`: the scenario made the stream lose tokens. What it has left must be right all the same."""
+    def _of_answer(self, answer: Answer, rows: Mapping[uuid.UUID, Any]) -> Iterator[str]:
+        """The log has all tokens. The stream may lack some where its writer died or Valkey lost them: what it has must be right."""
         stream = answer.stream
         assert stream is not None
         request_id = uuid.UUID(stream.request_id.removeprefix("chatcmpl-"))
@@ -142,7 +142,7 @@ class Books:
             "prompt told": (stream.usage.get("prompt_tokens"), right.prompt_tokens),
             "completion told": (stream.usage.get("completion_tokens"), len(right.ids)),
             "tokens of the log": (tokens, list(right.ids)),
-            "tokens of the stream": (in_stream, list(right.ids[: len(in_stream)] if lossy else right.ids)),
+            "tokens of the stream": (in_stream, list(right.ids[: len(in_stream)])),
             "receipt": (self._receipt(stream.request_id), True),
         }
         for name, (found, wanted) in said.items():

@@ -107,7 +107,7 @@ def _one_death(role: str, kitchen: Kitchen, books: Books, *, seed: int, requests
     rush = _Rush(kitchen, role, label, random.Random(f"{seed} {label}"))
     answers = asyncio.run(rush.serve(crowd(label, requests, seed)))
     took_s = time.monotonic() - began
-    faults = [*books.wait_rest(), *books.faults(answers, label, lossy=True)]
+    faults = [*books.wait_rest(), *books.faults(answers, label)]
     violations = books.violations()
     attempts = books.attempts(label)
     done = [answer.stream for answer in answers if answer.stream]

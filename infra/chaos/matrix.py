@@ -107,7 +107,7 @@ def play(scenario: Scenario, kitchen: Kitchen, books: Books, *, seed: int, strea
     faults = books.wait_rest()
     if scenario.point.startswith("invoice."):
         faults += books.wait_invoiced()
-    faults += [*books.faults(answers, scenario.name, lossy=scenario.action == "drop"), *books.violations()]
+    faults += [*books.faults(answers, scenario.name), *books.violations()]
     done = [answer.stream for answer in answers if answer.stream]
     faults += [error for answer in answers if not answer.stream for error in answer.errors[-1:]]
     silence_s = max((silence for stream in done for silence in stream.silences_s), default=0.0)
