@@ -14,6 +14,8 @@ from inference.kvtransport.arena import Arena, ArenaError
 
 KEPT_OPEN = 8
 
+PageNote = tuple[int, int]  # block, and its generation
+
 
 class TransferFailed(RuntimeError):
     """The pages are not what the hand-off says; the reader computes them again. `code` says why."""
@@ -27,9 +29,14 @@ def page_digest(page: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> str:
     return xxhash.xxh3_128_hexdigest(page.data)
 
 
-def pages_describe(arena: Arena, blocks: Sequence[int]) -> tuple[Page, ...]:
-    """What a hand-off says of its pages. The blocks must be held by the caller."""
-    return tuple(Page(block, int(arena.generations[block]), page_digest(arena.pages[block])) for block in blocks)
+def pages_note(arena: Arena, blocks: Sequence[int]) -> tuple[PageNote, ...]:
+    """Which pages are meant: taken where the blocks are surely held, before anything can give them away."""
+    return tuple((block, int(arena.generations[block])) for block in blocks)
+
+
+def pages_describe(arena: Arena, notes: Sequence[PageNote]) -> tuple[Page, ...]:
+    """What a hand-off says of its pages. A block that was given away since it was noted has another generation, and is refused."""
+    return tuple(Page(block, generation, page_digest(arena.pages[block])) for block, generation in notes)
 
 
 class ShmTransport:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from inference import failpoints
@@ -22,7 +22,7 @@ from inference.engine.errors import EngineRefusal
 from inference.engine.events import Failed, Finished, PhaseUsage, Prefilled, Token
 from inference.kvdirectory.services import ExtentChange, handoff_release
 from inference.kvtransport.arena import Arena
-from inference.kvtransport.shm import pages_describe
+from inference.kvtransport.shm import PageNote, pages_describe, pages_note
 from inference.requests.claims import Claim
 from inference.requests.models import State
 from inference.requests.token_log import token_log_append
@@ -81,7 +81,8 @@ class EngineLoop:
         return len(self._jobs)
 
     def held(self) -> list[uuid.UUID]:
-        return [uuid.UUID(request_id) for request_id in list(self._held)]
+        """Whose hand-offs are published: what the directory does not know yet, nobody may take for over."""
+        return [uuid.UUID(request_id) for request_id in list(self._held) if request_id not in self._settling]
 
     def knows(self, request_id: uuid.UUID) -> bool:
         """Whether a request that the database says is ours is really here, or just leaving."""
@@ -247,7 +248,8 @@ class EngineLoop:
         del self._jobs[job.id]
         if isinstance(event, Prefilled):
             self._held[job.id] = job
-            return Transition("ready", lambda: self._write_ready(job, event))
+            pages = pages_note(self._arena, event.blocks)
+            return Transition("ready", lambda: self._write_ready(job, event, pages))
         if isinstance(event, Finished):
             return self._finishing(job, event.usage, reasons=event.reasons)
         return self._finishing(job, event.usage, verdict=Verdict(State.FAILED, event.code, event.message))
@@ -281,7 +283,7 @@ class EngineLoop:
     def _finish(self, job: Job, usage: PhaseUsage, *, verdict: Verdict) -> None:
         self._send(self._finishing(job, usage, verdict=verdict))
 
-    def _write_ready(self, job: Job, event: Prefilled) -> Entries:
+    def _write_ready(self, job: Job, event: Prefilled, pages: Sequence[PageNote]) -> Entries:
         failpoints.reach("handoff.commit")
         published = request_ready(
             job.claim.owner,
@@ -289,7 +291,7 @@ class EngineLoop:
             tenant_id=job.claim.tenant_id,
             layout=self._arena.layout,
             tokens=event.kv_tokens,
-            pages=pages_describe(self._arena, event.blocks),
+            pages=pages_describe(self._arena, pages),
             result=job.prefill_result(event.usage),
         )
         if failpoints.reach("handoff.committed") == "corrupt":

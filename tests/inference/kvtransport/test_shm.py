@@ -13,7 +13,7 @@ import pytest
 
 from inference.contracts import KVLayout
 from inference.kvtransport.arena import Arena, ArenaError
-from inference.kvtransport.shm import ShmTransport, TransferFailed, pages_describe
+from inference.kvtransport.shm import ShmTransport, TransferFailed, pages_describe, pages_note
 
 LAYOUT = KVLayout(model="tiny", revision="r1", layers=2, kv_heads=1, head_dim=4, block_tokens=16, dtype="float32")
 
@@ -31,7 +31,7 @@ def own(tmp_path: Path) -> Arena:
 
 
 def pull(tmp_path: Path, own: Arena, source: Arena, **changes: object) -> int:
-    pages = pages_describe(source, (3, 5))
+    pages = pages_describe(source, pages_note(source, (3, 5)))
     arguments = {"arena": source.path.name, "worker_epoch": 1, "layout": LAYOUT, "pages": pages, "targets": [0, 7], **changes}
     return ShmTransport(tmp_path, own).pull(**arguments)  # type: ignore[arg-type]
 
@@ -51,15 +51,25 @@ def test_the_pool_is_the_arena_itself(source: Arena) -> None:
 
 
 def test_a_block_that_was_overwritten_during_the_copy_is_refused(tmp_path: Path, own: Arena, source: Arena) -> None:
-    pages = pages_describe(source, (3, 5))
+    pages = pages_describe(source, pages_note(source, (3, 5)))
     source.raise_generation(5)
     with pytest.raises(TransferFailed) as failure:
         pull(tmp_path, own, source, pages=pages)
     assert failure.value.code == "generation_passed"
 
 
+def test_a_block_that_was_given_away_before_it_was_described_is_refused(tmp_path: Path, own: Arena, source: Arena) -> None:
+    """Its digest fits what it holds now, which is somebody else's."""
+    notes = pages_note(source, (3, 5))
+    source.raise_generation(5)
+    source.pages[5] = 0
+    with pytest.raises(TransferFailed) as failure:
+        pull(tmp_path, own, source, pages=pages_describe(source, notes))
+    assert failure.value.code == "generation_passed"
+
+
 def test_a_flipped_bit_is_refused(tmp_path: Path, own: Arena, source: Arena) -> None:
-    pages = pages_describe(source, (3, 5))
+    pages = pages_describe(source, pages_note(source, (3, 5)))
     source.pages[5][10] ^= 1
     with pytest.raises(TransferFailed) as failure:
         pull(tmp_path, own, source, pages=pages)
@@ -93,7 +103,7 @@ def test_an_arena_of_another_process_epoch_is_refused(tmp_path: Path, own: Arena
 
 
 def test_a_page_outside_the_arena_is_refused(tmp_path: Path, own: Arena, source: Arena) -> None:
-    page = dataclasses.replace(pages_describe(source, (3,))[0], index=8)
+    page = dataclasses.replace(pages_describe(source, pages_note(source, (3,)))[0], index=8)
     with pytest.raises(TransferFailed) as failure:
         pull(tmp_path, own, source, pages=[page], targets=[0])
     assert failure.value.code == "page_unknown"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import redis
+from django.db import transaction
 
 from inference.contracts import ClassPolicy
 from inference.kvdirectory.models import HandOff
+from inference.kvdirectory.selectors import handoffs_to_free
 from inference.requests.models import InferenceRequest, State
 from inference.requests.token_log import token_log_read
 from inference.requests.transitions import request_cancel_flag, request_end_unowned, request_requeue
@@ -121,6 +125,28 @@ def test_a_cancel_between_the_workers_frees_the_pages(kitchen: Kitchen, make_req
     request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="")
     kitchen.stations["prefill-0"].loop.release(str(request.id))
     kitchen.wait_idle()
+
+
+def test_pages_whose_hand_off_is_not_published_yet_are_not_taken_for_read(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    """The pulse frees what the directory calls over. While the database is slow it has not heard of the newest hand-offs."""
+    request, loop = make_request(prompt=LONG, max_tokens=20), kitchen.stations["prefill-0"].loop
+    claim = kitchen.give(request, "prefill-0", start=False)
+    with transaction.atomic():
+        InferenceRequest.objects.select_for_update().get(id=request.id)
+        loop.start_job(claim)
+        kitchen.until(lambda: len(kitchen.ids(request)) == 1)
+        for _ in range(20):
+            assert handoffs_to_free("prefill-0", loop.held()) == []
+            time.sleep(0.02)
+        assert loop.engine.counters().held > 0
+    kitchen.wait(request, State.READY)
+    kitchen.until(lambda: loop.held() == [request.id])
+    assert handoffs_to_free("prefill-0", loop.held()) == []
+    kitchen.give(request, "decode-0")
+    kitchen.wait(request, State.DONE)
+    assert kitchen.ids(request) == kitchen.expected(LONG, 20)
+    kitchen.until(lambda: handoffs_to_free("prefill-0", loop.held()) == [request.id])
+    loop.release(str(request.id))
 
 
 def test_a_zombie_writes_neither_state_nor_usage(kitchen: Kitchen, make_request: MakeRequest) -> None:
