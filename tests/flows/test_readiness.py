@@ -118,7 +118,7 @@ def queue_delete(broker_url: str, slot: str) -> None:
 def test_a_worker_that_hears_nothing_is_replaced(impatient: Stack) -> None:
     """Connected, alive, with a lease, and deaf: its requests would wait for ever."""
     before = epoch_of(impatient, "prefill-0")
-    time.sleep(8)  # longer than it takes to be found deaf
+    time.sleep(13)  # longer than it takes to be found deaf
     assert epoch_of(impatient, "prefill-0") == before
     stop_consuming(impatient.env.get("BROKER_URL") or impatient.data.broker_url, "prefill-0")
     until(lambda: epoch_of(impatient, "prefill-0"), lambda epoch: epoch > before, 3 * PATIENCE_S)
@@ -127,7 +127,7 @@ def test_a_worker_that_hears_nothing_is_replaced(impatient: Stack) -> None:
 @pytest.mark.parametrize("damage", [stop_consuming, queue_delete])
 def test_a_worker_that_hears_nothing_over_rabbitmq_is_replaced(servers_stack: Stack, damage: Callable[[str, str], None]) -> None:
     before = epoch_of(servers_stack, "prefill-0")
-    time.sleep(8)  # longer than it takes to be found deaf
+    time.sleep(13)  # longer than it takes to be found deaf
     assert epoch_of(servers_stack, "prefill-0") == before
     damage(servers_stack.env["BROKER_URL"], "prefill-0")
     if damage is stop_consuming:

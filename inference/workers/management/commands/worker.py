@@ -16,7 +16,7 @@ from inference.workers.consumer import consume
 from inference.workers.runtime import WorkerOptions, WorkerRuntime
 
 ROLES = ("prefill", "decode")
-DEAF_AFTER = 4
+DEAF_AFTER = 9  # seconds: on a busy machine a message may take some
 
 
 class Command(BaseCommand):
