@@ -7,7 +7,7 @@ tokens go together, soon after the end (`sweeper.py`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from psycopg.types.json import Jsonb
@@ -33,12 +33,13 @@ _LONGER_WINS = """
                 WHERE cardinality(excluded.ids) > cardinality(inference_token_log.ids)"""
 
 
-def token_log_append(*, slot: str, worker_epoch: int, runs: Iterable[TokenRun]) -> int:
-    """One statement for all requests of a worker. Answers the rows written: where the worker owns a request no more, none.
+def token_log_append(*, slot: str, worker_epoch: int, runs: Sequence[TokenRun]) -> list[TokenRun]:
+    """One statement for all requests of a worker. Answers what was written: of a request that the worker owns no more, nothing.
 
-    The share lock makes a claim wait for the write, or the write see the claim: what the next owner reads is complete.
+    The share lock makes a claim wait for the write: what the next owner reads is complete. The writer waits for nobody, for its
+    lease is renewed by the same thread: a row that somebody else has locked is left out, and comes with the next call.
     """
-    return execute(
+    rows = query(
         f"""
         INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids)
         SELECT r.id, r.tenant_id, r.epoch, run.choice, run.position, run.ids
@@ -46,15 +47,20 @@ def token_log_append(*, slot: str, worker_epoch: int, runs: Iterable[TokenRun]) 
           JOIN inference_request r ON r.id = run.request_id AND r.epoch = run.epoch
          WHERE r.owner = %s AND r.owner_epoch = %s AND r.state = ANY(%s)
          ORDER BY r.id, run.choice
-           FOR SHARE OF r
+           FOR SHARE OF r SKIP LOCKED
         {_LONGER_WINS}
+        RETURNING request_id, choice
         """,
         [_json(runs), slot, worker_epoch, list(OWNED)],
     )
+    written = {(str(request_id), choice) for request_id, choice in rows}
+    return [run for run in runs if (run.request_id, run.choice) in written]
 
 
-def token_log_close(*, request_id: uuid.UUID, runs: Iterable[TokenRun]) -> None:
+def token_log_close(*, request_id: uuid.UUID, runs: Sequence[TokenRun]) -> None:
     """The rest, in the transaction that ends the request: its answer is whole in the database from then on."""
+    if not runs:
+        return
     execute(
         f"""
         INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids)

@@ -94,9 +94,8 @@ class EngineLoop:
         if not runs:
             return
         failpoints.reach("token.log")
-        token_log_append(slot=self._me[0], worker_epoch=self._me[1], runs=runs)
-        for run, job in runs.items():
-            job.logged[run.choice] = run.position + len(run.ids) - 1
+        for run in token_log_append(slot=self._me[0], worker_epoch=self._me[1], runs=list(runs)):
+            runs[run].logged[run.choice] = run.position + len(run.ids) - 1
 
     def stop(self) -> None:
         self._stopping.set()

@@ -191,7 +191,8 @@ class Job:
 
     def log(self) -> Self:
         """All so far goes into the token log."""
-        assert token_log_append(slot=self.owner.slot, worker_epoch=self.owner.worker_epoch, runs=[self.run()]) == 1
+        run = self.run()
+        assert token_log_append(slot=self.owner.slot, worker_epoch=self.owner.worker_epoch, runs=[run]) == [run]
         return self
 
     def run(self) -> TokenRun:

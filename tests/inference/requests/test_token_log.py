@@ -25,7 +25,7 @@ def run(claim: Claim, position: int, *ids: int, choice: int = 0) -> TokenRun:
     return TokenRun(claim.request.request_id, claim.owner.epoch, choice, position, ids)
 
 
-def append(claim: Claim, *runs: TokenRun) -> int:
+def append(claim: Claim, *runs: TokenRun) -> list[TokenRun]:
     return token_log_append(slot=claim.owner.slot, worker_epoch=claim.owner.worker_epoch, runs=runs)
 
 
@@ -43,7 +43,8 @@ def test_runs_of_one_epoch_are_one_answer_by_choice(make_request: MakeRequest, c
     claim = claim_request(make_request(), "p")
     other = claim_request(make_request(), "p")
     assert read(claim) == ()
-    assert append(claim, run(claim, 1, 7, 8), run(other, 1, 5), run(claim, 1, 70, choice=1)) == 3
+    runs = [run(claim, 1, 7, 8), run(other, 1, 5), run(claim, 1, 70, choice=1)]
+    assert append(claim, *runs) == runs
     append(claim, run(claim, 3, 9), run(claim, 2, 71, choice=1))
     assert read(claim) == ((7, 8, 9), (70, 71))
     assert read(other) == ((5,),)
@@ -63,10 +64,10 @@ def test_who_owns_a_request_no_more_writes_nothing(make_request: MakeRequest, cl
     former = claim_request(request, "p")
     append(former, run(former, 1, 7, 8))
     requeue(former)
-    assert append(former, run(former, 3, 9)) == 0
+    assert append(former, run(former, 3, 9)) == []
     present = claim_request(request, "q")
-    assert append(former, run(former, 3, 9)) == 0
-    assert append(former, TokenRun(former.request.request_id, present.owner.epoch, 0, 3, (9,))) == 0
+    assert append(former, run(former, 3, 9)) == []
+    assert append(former, TokenRun(former.request.request_id, present.owner.epoch, 0, 3, (9,))) == []
     assert read(present) == ((7, 8),)
     append(present, run(present, 1, 7, 8, 10))
     assert read(present) == ((7, 8, 10),)
@@ -79,7 +80,7 @@ def test_the_end_writes_the_rest_in_its_own_transaction(make_request: MakeReques
     request_id = uuid.UUID(claim.request.request_id)
     assert request_finish(claim.owner, request_id=request_id, state=State.DONE, outcome=outcome, rest=[run(claim, 3, 9, 10)])
     assert read(claim) == ((7, 8, 9, 10),)
-    assert append(claim, run(claim, 5, 11)) == 0
+    assert append(claim, run(claim, 5, 11)) == []
 
 
 def test_a_tenant_reads_its_own_log_and_nobody_elses(
@@ -103,6 +104,29 @@ def test_the_log_goes_with_the_prompt(make_request: MakeRequest, claim_request: 
     execute("UPDATE inference_request SET finished_at = finished_at - interval '1 hour' WHERE finished_at IS NOT NULL")
     bodies_sweep(keep_s=600)
     assert (read(ended), read(running)) == ((), ((8,),))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_write_waits_for_nobody_and_what_it_leaves_out_comes_later(
+    make_request: MakeRequest, claim_request: ClaimRequest
+) -> None:
+    """The thread that writes also renews the worker's lease."""
+    held, free = claim_request(make_request(), "p"), claim_request(make_request(), "p")
+    runs = [run(held, 1, 7), run(free, 1, 8)]
+    written: list[list[TokenRun]] = []
+
+    def write() -> None:
+        written.append(append(held, *runs))
+        connection.close()
+
+    with transaction.atomic():
+        execute("SELECT 1 FROM inference_request WHERE id = %s FOR UPDATE", [held.request.request_id])
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join(10)
+        assert written == [runs[1:]]
+    assert append(held, *runs) == runs[:1]
+    assert (read(held), read(free)) == (((7,),), ((8,),))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -162,7 +162,7 @@ def test_a_cancel_after_a_fault_is_billed_what_the_client_may_have_read(
     request = make_request()
     claim = claim_request(request, "prefill-0", path="fused")
     run = TokenRun(str(request.id), claim.owner.epoch, 0, 1, (7, 8, 9))
-    assert token_log_append(slot="prefill-0", worker_epoch=1, runs=[run]) == 1
+    assert token_log_append(slot="prefill-0", worker_epoch=1, runs=[run])
     request_requeue(request_id=request.id, owner="prefill-0", owner_epoch=1, detail="lost prefill-0")
     assert request_end_unowned(request_id=request.id, state=State.CANCELLED, code="request_cancelled", message="")
     assert dict(UsageRow.objects.filter(request_id=request.id).values_list("meter", "quantity")) == {Meter.DECODE: 3}
