@@ -69,8 +69,12 @@ def test_a_tenant_without_an_account_gets_no_free_burst() -> None:
 def test_opening_an_account_again_keeps_its_limit_and_setting_changes_it(acme_account: None) -> None:
     hold_account_open(tenant_id=ACME, limit_nano_usd=5)
     place(100)
+    assert counters() == (0, 100)
     hold_limit_set(tenant_id=ACME, limit_nano_usd=101)
     place(1)
+    with pytest.raises(InsufficientFunds):
+        place(1)
+    assert counters() == (0, 101)
 
 
 def test_the_same_hold_twice_is_one_and_another_amount_is_refused(acme_account: None) -> None:

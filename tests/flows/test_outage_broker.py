@@ -71,6 +71,7 @@ def test_purged_and_deleted_queues_lose_nothing(over_rabbitmq: Stack) -> None:
             for queue in QUEUES:
                 channel.queue_purge(queue)
         for queue in QUEUES:
+            kombu.Queue(queue, channel=channel).queue_declare(passive=True)  # it is there, and then it is not
             channel.queue_delete(queue)
 
 
