@@ -11,7 +11,7 @@ from functools import partial
 
 from controlplane.admission.limiter import RateState
 from controlplane.admission.services import request_admit
-from controlplane.errors import ApiError, ContextLengthExceeded, InternalError, InvalidValue, ModelNotFound, NoWorkers, Overloaded
+from controlplane.errors import ApiError, ContextLengthExceeded, InternalError, InvalidValue, NoWorkers, Overloaded
 from controlplane.gateway import limits, threads
 from controlplane.gateway.completion import Completion
 from controlplane.gateway.endpoint import Call
@@ -50,13 +50,11 @@ async def admit(call: Call, chat: ChatRequest) -> Admitted:
 
 
 async def _offer(process: Runtime, chat: ChatRequest) -> tuple[int, ClassPolicy]:
-    catalogue = await process.catalogue.get(None)
-    model = catalogue.models.get(chat.model)
-    if model is None:
-        raise ModelNotFound("The model does not exist or you do not have access to it.", param="model")
-    policy = catalogue.tiers.get("default" if chat.service_tier == "auto" else chat.service_tier)
+    model = await process.model(chat.model)
+    tier = "default" if chat.service_tier == "auto" else chat.service_tier
+    policy = await process.sold(lambda catalogue: catalogue.tiers.get(tier))
     if policy is None:
-        offered = ", ".join(["auto", *sorted(catalogue.tiers)])
+        offered = ", ".join(["auto", *sorted((await process.catalogue.get(None)).tiers)])
         raise InvalidValue(f"Invalid value for 'service_tier': offered are {offered}.", param="service_tier")
     return model.context_length, policy
 

@@ -17,7 +17,7 @@ from controlplane.admission.limiter import Limiter, limiter_connections
 from controlplane.admission.services import tariff_now
 from controlplane.catalog.models import ServedModel
 from controlplane.catalog.selectors import served_models, service_tiers
-from controlplane.errors import InternalError
+from controlplane.errors import InternalError, ModelNotFound
 from controlplane.fleet.selectors import Fleet, fleet
 from controlplane.gateway import limits, threads
 from controlplane.gateway.cancels import Cancels
@@ -123,6 +123,18 @@ class Runtime:
                 await reader.start()
                 self._reader = reader
         return self._reader
+
+    async def sold(self, find: Callable[[Catalogue], T | None]) -> T | None:
+        """What the catalogue has. That it has not is never said of an old copy."""
+        found = find(await self.catalogue.get(None))
+        return found if found is not None else find(await self.catalogue.get(None, stale_allowed=False))
+
+    async def model(self, name: str) -> ServedModel:
+        """Raises ModelNotFound."""
+        found = await self.sold(lambda catalogue: catalogue.models.get(name))
+        if found is None:
+            raise ModelNotFound("The model does not exist or you do not have access to it.", param="model")
+        return found
 
     async def text(self, model: str) -> ModelText:
         """`model` must be a name from the catalogue: it becomes a folder's name."""

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 
 from controlplane.catalog.models import ServedModel
-from controlplane.errors import MethodNotAllowed, ModelNotFound, NotFound, error_response
+from controlplane.errors import MethodNotAllowed, NotFound, error_response
 from controlplane.fleet.selectors import readiness
 from controlplane.gateway import limits
 from controlplane.gateway.answer import events, whole
@@ -36,16 +36,13 @@ async def chat_completions(call: Call) -> HttpResponseBase:
 
 @endpoint("GET")
 async def models(call: Call) -> HttpResponse:
-    catalogue = await call.runtime.catalogue.get(None)
+    catalogue = await call.runtime.catalogue.get(None, stale_allowed=False)
     return json_response({"object": "list", "data": [_model(model) for model in catalogue.models.values()]})
 
 
 @endpoint("GET")
 async def model(call: Call, name: str) -> HttpResponse:
-    found = (await call.runtime.catalogue.get(None)).models.get(name)
-    if found is None:
-        raise ModelNotFound("The model does not exist or you do not have access to it.", param="model")
-    return json_response(_model(found))
+    return json_response(_model(await call.runtime.model(name)))
 
 
 def _model(found: ServedModel) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from django.utils import timezone
 
 from billing.metering.services import ingest_usage
+from controlplane.catalog.models import ServedModel
 from controlplane.gateway import limits
 from inference.coordination.models import Heartbeat, Worker
 from inference.requests.models import State
@@ -31,6 +32,21 @@ def test_models_are_listed_and_one_can_be_asked_for(gateway: str, stage: Stage) 
     one = httpx.get(f"{gateway}/v1/models/tiny", headers=auth(stage.acme)).json()
     assert one == listed["data"][0]
     assert one["context_length"] == 2048
+
+
+def test_a_model_that_was_not_for_sale_a_while_ago_is_not_refused_for_it(gateway: str, stage: Stage) -> None:
+    """Copies of the catalogue may be old. They serve what they have; what they lack is looked for in a new one."""
+
+    def ask(path: str) -> httpx.Response:
+        return httpx.get(f"{gateway}/v1/models{path}", headers=auth(stage.acme))
+
+    assert ask("/late").status_code == 404
+    time.sleep(limits.CATALOGUE_CACHE_S + 0.1)
+    ServedModel.objects.create(name="late", context_length=100)
+    assert ask("/late").json()["id"] == "late"
+    time.sleep(limits.CATALOGUE_CACHE_S + 0.1)
+    ServedModel.objects.filter(name="late").delete()
+    assert [model["id"] for model in ask("").json()["data"]] == ["tiny"]
 
 
 def test_an_unknown_model_is_404(gateway: str, stage: Stage) -> None:
