@@ -179,8 +179,8 @@ def _started(manage: tuple[str, ...], env: dict[str, str], server: subprocess.Po
         if answer.returncode == 0:
             known = json.loads(answer.stdout)
             try:
-                model = get(known["base_url"], known["api_key"], "/models")["data"][0]["id"]
                 get(known["base_url"].removesuffix("/v1"), "", "/readyz")
+                model = get(known["base_url"], known["api_key"], "/models")["data"][0]["id"]
                 return Target(known["base_url"], known["api_key"], model, manage, env)
             except (OSError, RuntimeError):
                 pass  # not ready yet
