@@ -7,8 +7,9 @@ is no pickle anywhere.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Role = Literal["prefill", "decode"]
 Path = Literal["split", "fused"]
@@ -50,10 +51,44 @@ class SamplingParams(Wire):
     seed: int = 0  # unsigned 64 bits
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_ids: tuple[int, ...] = ()  # token ids that end a choice, as the end-of-text token does
+    min_tokens: int = 0  # before so many tokens nothing ends a choice but its limit
+    min_p: float = 0.0  # candidates have at least this share of the likeliest one's probability
+    frequency_penalty: float = 0.0  # taken from a token's logit for each time that the choice has it
+    presence_penalty: float = 0.0  # taken once
+    repetition_penalty: float = 1.0  # divides the logit of what prompt or choice have (multiplies a negative one)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    n: int = 1  # choices
+    logprobs: int | None = None  # alternatives that are told with each token; 0: the token's own alone; None: nothing
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+class TokenLogprob(NamedTuple):
+    """Natural logarithms under the model's own distribution: before bias, penalties and temperature. Always finite.
+
+    `top` are the likeliest (token id, logarithm), best first. The first token of choice 0 carries those of the prompt, where they
+    are asked for: one per prompt token, None for the first, which nothing predicts.
+    """
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+    prompt: tuple[TokenLogprob | None, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> TokenLogprob:
+        value, top, prompt = data
+        return cls(value, _tupled(top), tuple(entry and cls.from_json(entry) for entry in prompt))
+
+
+Logprobs = tuple[tuple[TokenLogprob, ...], ...]  # by choice; parallel to its tokens, or empty where nobody asked
+
+
+def logprobs_from_json(data: Sequence[Sequence[Any]]) -> Logprobs:
+    return tuple(tuple(TokenLogprob.from_json(entry) for entry in choice) for choice in data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +120,7 @@ class Submission:
     stream: bool
     labels: dict[str, str] = field(default_factory=dict)
     gateway_id: str | None = None  # canonical UUID of the gateway process that waits for it
+    trace_context: str = ""  # W3C traceparent of the call; empty: not traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +143,24 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry(Wire):
-    """Stream entry: new tokens of one choice. Positions count from 1. `text` is what these tokens made visible (may be empty)."""
+    """Stream entry: new tokens of one choice. Positions count from 1. `text` is what these tokens made visible (may be empty).
+
+    `finish_reason` comes with a choice's last token; `logprobs` are one per token where they are asked for.
+    """
 
     epoch: int
     choice: int
     position: int  # of ids[0]
     ids: tuple[int, ...]
     text: str
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
     kind: Literal["token"] = "token"
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        logprobs = tuple(TokenLogprob.from_json(entry) for entry in data.get("logprobs", ()))
+        return super(TokenEntry, cls).from_json({**data, "logprobs": logprobs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +231,11 @@ class PrefillResult(Wire):
     prefill_ms: float
     ttft_ms: float
     wait_ms: float = 0.0  # in the worker, before its engine began
+    logprobs: Logprobs = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return super(PrefillResult, cls).from_json({**data, "logprobs": logprobs_from_json(data.get("logprobs", ()))})
 
 
 @dataclass(frozen=True, slots=True)

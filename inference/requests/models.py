@@ -46,8 +46,10 @@ class InferenceRequest(models.Model):
     offered_to = models.CharField(max_length=64, null=True)
     offered_until = models.DateTimeField(null=True)
     cancel_requested_at = models.DateTimeField(null=True)
-    cancel_reason = models.CharField(max_length=20, default="")  # who asked first; see submit.py
+    cancel_reason = models.CharField(max_length=20, db_default="")  # who asked first; see submit.py
     gateway_id = models.UUIDField(null=True)  # the gateway process whose client waits; null: nobody's end ends this request
+
+    trace_context = models.CharField(max_length=64, db_default="")  # W3C traceparent; empty: not traced
 
     path = models.CharField(max_length=5, null=True)  # split | fused
     path_reason = models.CharField(max_length=80, default="")
@@ -55,7 +57,8 @@ class InferenceRequest(models.Model):
     decode_worker = models.CharField(max_length=64, null=True)
 
     prompt_tokens = models.IntegerField()
-    max_tokens = models.IntegerField()
+    max_tokens = models.IntegerField()  # of each choice
+    choices = models.SmallIntegerField(db_default=1)
     completion_tokens = models.IntegerField(default=0)
     finish_reasons = ArrayField(models.CharField(max_length=16), default=list)
     error_code = models.CharField(max_length=60, default="")
@@ -131,6 +134,7 @@ class TokenLog(models.Model):
     choice = models.IntegerField()
     position = models.IntegerField()  # of the first, from 1
     ids = ArrayField(models.IntegerField())
+    logprobs = models.JSONField(null=True)  # one per id, where the request asked for them
 
     class Meta:
         db_table = "inference_token_log"

@@ -26,10 +26,10 @@ def request_create(submission: Submission) -> None:
         WITH fresh AS (
             INSERT INTO inference_request
                    (id, tenant_id, project_id, key_id, model, service_tier, policy, priority, labels, stream,
-                    prompt_tokens, max_tokens, gateway_id, created_at, deadline_at, state, epoch, attempt, path_reason,
-                    completion_tokens, finish_reasons, error_code, error_message, timing, cancel_reason)
-            SELECT %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
-                   now.at, now.at + make_interval(secs => %s), 'queued', 0, 1, '', 0, '{}', '', '', '{}', ''
+                    prompt_tokens, max_tokens, choices, gateway_id, trace_context, created_at, deadline_at, state, epoch, attempt,
+                    path_reason, completion_tokens, finish_reasons, error_code, error_message, timing)
+            SELECT %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s,
+                   now.at, now.at + make_interval(secs => %s), 'queued', 0, 1, '', 0, '{}', '', '', '{}'
               FROM (SELECT clock_timestamp() AS at) AS now
          RETURNING id, tenant_id, state, epoch, created_at
         ), body AS (
@@ -54,7 +54,9 @@ def request_create(submission: Submission) -> None:
             submission.stream,
             len(submission.prompt_ids),
             submission.sampling.max_tokens,
+            submission.sampling.n,
             submission.gateway_id,
+            submission.trace_context,
             submission.policy.deadline_s,
             list(submission.prompt_ids),
             Jsonb(submission.sampling.to_json()),
