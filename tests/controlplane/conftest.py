@@ -141,7 +141,7 @@ def client(gateway: str, stage: Stage) -> Iterator[OpenAI]:
         yield openai
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "this never came true"

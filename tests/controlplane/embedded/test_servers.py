@@ -55,7 +55,7 @@ def _connect(data: DataFolder) -> psycopg.Connection:
 
 def _until(what: str, condition: object) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

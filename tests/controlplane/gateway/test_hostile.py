@@ -168,7 +168,7 @@ def test_what_is_no_http_behind_a_running_stream_is_never_mixed_into_it(gateway:
         return got
 
     assert asyncio.run(interrupt()).count(b"HTTP/1.1") == 1
-    wait_for(lambda: [row.state for row in request_rows()] == [State.CANCELLED], 15)
+    wait_for(lambda: [row.state for row in request_rows()] == [State.CANCELLED])
     wait_for(lambda: open_requests() == 0)
 
 

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +34,3 @@ def reference(smollm2_folder: Path) -> Any:
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer])
     return tokenizer
-
-
-@pytest.fixture
-def seconds() -> Callable[[Callable[[], object]], float]:
-    """Processor seconds, the best of three runs: a busy machine must not fail a test of cost."""
-
-    def best(action: Callable[[], object]) -> float:
-        def once() -> float:
-            start = time.process_time()
-            action()
-            return time.process_time() - start
-
-        return min(once() for _ in range(3))
-
-    return best

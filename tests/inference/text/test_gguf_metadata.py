@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inference.text import ModelFolderError, open_text
 from inference.text.gguf_metadata import read_metadata
+from tests.conftest import Seconds
 
 
 def string(text: str) -> bytes:
@@ -58,6 +59,13 @@ def test_all_values_are_those_of_the_gguf_package(smollm2_folder: Path) -> None:
     for key, value in ours.items():
         expected = theirs[key].contents()
         assert value == (expected.tolist() if isinstance(expected, numpy.ndarray) else expected), key
+
+
+def test_reading_takes_a_tenth_of_what_the_gguf_package_takes(smollm2_folder: Path, seconds: Seconds) -> None:
+    from gguf import GGUFReader
+
+    path = smollm2_folder / "model.gguf"
+    assert seconds(lambda: read_metadata(path)) < seconds(lambda: GGUFReader(path)) / 10
 
 
 def test_a_small_model_opens(tmp_path: Path) -> None:

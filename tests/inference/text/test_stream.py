@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference.text import ModelText, TextStream, UnknownTokenError
+from tests.conftest import Seconds
 
 
 def shown(text: ModelText, ids: Sequence[int], stop: tuple[str, ...] = ()) -> list[str]:
@@ -129,7 +130,7 @@ def test_an_unknown_id_is_refused_and_the_stream_goes_on(tiny: ModelText) -> Non
     assert stream.push(65) == "A"
 
 
-def test_a_token_costs_the_same_late_as_early(smollm2: ModelText, seconds: Callable[[Callable[[], object]], float]) -> None:
+def test_a_token_costs_the_same_late_as_early(smollm2: ModelText, seconds: Seconds) -> None:
     ids = smollm2.encode("The stop is near, the stopp is far. " * 50)
     few, many = ids[:400] * 5, ids[:400] * 50
     stop = ("STOP", "the end")
