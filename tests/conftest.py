@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -101,17 +102,11 @@ def _as_role(role: str) -> Iterator[None]:
 
 @pytest.fixture
 def seconds() -> Seconds:
-    """Processor seconds, the best of three runs. Machines differ: compare two costs, never one with a number of seconds."""
+    """Processor seconds, the best of three runs, without garbage collection, whose cost depends on all that the process holds.
 
-    def best(action: Callable[[], object]) -> float:
-        def once() -> float:
-            start = time.process_time()
-            action()
-            return time.process_time() - start
-
-        return min(once() for _ in range(3))
-
-    return best
+    Machines differ: compare two costs, never one with a number of seconds.
+    """
+    return lambda action: min(timeit.repeat(action, timer=time.process_time, number=1, repeat=3))
 
 
 @pytest.fixture(scope="session")
