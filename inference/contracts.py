@@ -66,6 +66,16 @@ class SamplingParams(Wire):
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def penalised(self) -> bool:
+        """Earlier tokens change what comes."""
+        return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Logits are changed before a token is taken."""
+        return self.penalised or bool(self.logit_bias)
+
 
 class TokenLogprob(NamedTuple):
     """Natural logarithms under the model's own distribution: before bias, penalties and temperature. Always finite.

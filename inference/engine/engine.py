@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
-from inference.contracts import EngineRequest, PoolCounters
+from inference.contracts import EngineRequest, PoolCounters, TokenLogprob
 from inference.engine.block_manager import BlockManager, CacheChanges
 from inference.engine.config import EngineConfig
 from inference.engine.errors import EngineRefusal
 from inference.engine.events import EngineEvent, Failed, Finished, PhaseUsage, Prefilled, Reservation, Token
 from inference.engine.models.base import LanguageModel
 from inference.engine.prefix import chain_root
+from inference.engine.refusals import refuse_unfit
 from inference.engine.runner import Runner
-from inference.engine.sampler import rows_valid, sample
+from inference.engine.sampler import rows_valid, sample, token_logprob
 from inference.engine.scheduler import Chunk, Scheduler
-from inference.engine.sequence import EngineText, Sequence, State, make_sequence
+from inference.engine.sequence import EngineText, Sequence, SequenceGroup, State, make_group
+from inference.engine.usage import phase_usage
 
 _TOO_SMALL = "The request needs more KV memory than this engine has."
 
@@ -50,7 +51,7 @@ class Engine:
         self._clock_us = clock_us
         self._manager = BlockManager(config.blocks, config.block_tokens, on_reuse=self._reuse)
         self._scheduler = Scheduler(config, self._manager)
-        self._sequences: dict[str, Sequence] = {}
+        self._groups: dict[str, SequenceGroup] = {}
         self._arrivals = itertools.count()
         self._ready: list[EngineEvent] = []
 
@@ -58,27 +59,29 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises `EngineRefusal`."""
-        sequence = self._make(request)
-        if sequence.finish_reason is not None:  # its owner died between the last token and the end
-            self._meter_prompt(sequence)
-            self._ready.append(Finished(request.request_id, (sequence.finish_reason,), sequence.usage.read(self._clock_us())))
+        group = self._make(request)
+        if group.finished:  # its owner died between the last token and the end
+            self._meter_prompt(group.leader)
+            self._ready.append(Finished(request.request_id, group.reasons, self._usage(group)))
             return
-        self._sequences[request.request_id] = sequence
-        self._scheduler.add(sequence)
+        self._groups[request.request_id] = group
+        self._scheduler.add(group.leader)
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
-        """Blocks for all KV entries of a hand-off (len(prompt) + len(forced[0]) - 1); None: no room now, nothing is kept.
+        """Blocks for the KV entries of a hand-off (`SequenceGroup.handed_tokens`); None: no room now, nothing is kept.
 
         Leading blocks that the prefix cache has need no copy. Then `admit`, `recompute` or `abort`. Raises `EngineRefusal`.
         """
-        sequence = self._make(request)
-        if sequence.finish_reason is not None or not sequence.output_count:
+        group = self._make(request)
+        if group.finished or not any(group.outputs):
             raise EngineRefusal("hand_off_invalid", "There is nothing to decode.")
         if self._manager.in_quarantine(request.request_id):
             return None  # an earlier transfer of this request has not ended; one id stands for one transfer
-        kv_tokens = len(sequence.tokens) - 1
+        sequence, kv_tokens = group.leader, group.handed_tokens
         found = self._manager.lookup(sequence.digests(kv_tokens // self.config.block_tokens))
-        needed = self._manager.blocks_for(kv_tokens) - len(found)
+        copied = self._manager.blocks_for(kv_tokens)
+        behind = self._manager.blocks_for(len(sequence.tokens)) if len(sequence.tokens) > kv_tokens + 1 else 0  # a chunk's
+        needed = max(copied, behind) - len(found)
         fresh = self._manager.take(needed) if self._scheduler.slots > 0 else None
         if fresh is None:
             self._manager.release(found)
@@ -86,58 +89,63 @@ class Engine:
         sequence.state, sequence.blocks, sequence.published = State.RESERVED, found + fresh, len(found)
         sequence.fresh, sequence.transfer_open = len(fresh), bool(fresh)
         sequence.usage.hold(kv_tokens, self._clock_us())
-        self._sequences[request.request_id] = sequence
+        self._groups[request.request_id] = group
         self._scheduler.reserved += 1
-        return Reservation(tuple(sequence.blocks), len(found))
+        return Reservation(tuple(sequence.blocks[:copied]), len(found))
 
     def admit(self, request_id: str) -> bool:
         """The reservation's pages are copied and verified: decode. False when the request is gone."""
-        sequence = self._in_state(request_id, State.RESERVED)
-        if sequence is None:
+        group = self._in_state(request_id, State.RESERVED)
+        if group is None:
             return False
+        sequence = group.leader
         self._scheduler.reserved -= 1
-        sequence.transfer_open, sequence.kv_tokens = False, len(sequence.tokens) - 1
+        sequence.transfer_open, sequence.kv_tokens = False, min(group.handed_tokens, len(sequence.tokens) - 1)
         sequence.usage.arrived(self._clock_us())
         self._publish(sequence)
         self._scheduler.run(sequence)
+        self._follow(group)
         return True
 
     def recompute(self, request_id: str) -> bool:
         """The pages did not come, or not whole: drop them and compute. False when the request is gone."""
-        sequence = self._in_state(request_id, State.RESERVED)
-        if sequence is None:
+        group = self._in_state(request_id, State.RESERVED)
+        if group is None:
             return False
-        self._let_go(sequence)
-        self._scheduler.add(sequence)
+        self._let_go(group.leader)
+        self._scheduler.add(group.leader)
         return True
 
     def transfer_ended(self, request_id: str) -> None:
         """Nothing writes into the reservation's blocks any more. Any id, any number of times."""
         self._manager.quarantine_end(request_id)
-        sequence = self._in_state(request_id, State.RESERVED)
-        if sequence is not None:
-            sequence.transfer_open = False
+        group = self._in_state(request_id, State.RESERVED)
+        if group is not None:
+            group.leader.transfer_open = False
 
     def resume(self, request_id: str) -> bool:
         """A prefilled request goes on here. False when it is gone. Raises `EngineRefusal` when it never fits: it stays held."""
-        sequence = self._in_state(request_id, State.HELD)
-        if sequence is None:
+        group = self._in_state(request_id, State.HELD)
+        if group is None:
             return False
-        if self._manager.blocks_for(sequence.prompt_tokens + sequence.limit - 1) > self._manager.total:
+        if self._manager.blocks_for(group.leader.prompt_tokens + group.leader.limit - 1) > self._manager.total:
             raise EngineRefusal("kv_pool_too_small", _TOO_SMALL)
-        sequence.fused = True
-        self._scheduler.run(sequence)
+        for sequence in group.choices:
+            sequence.fused = True
+        self._scheduler.run(group.leader)
+        self._retire_finished(group)
+        self._follow(group)
         return True
 
     def release(self, request_id: str) -> PhaseUsage | None:
         """The other side has the prefilled request's pages. Returns the usage up to now; None when the request is gone."""
-        sequence = self._in_state(request_id, State.HELD)
-        return None if sequence is None else self._drop(sequence)
+        group = self._in_state(request_id, State.HELD)
+        return None if group is None else self._drop(group)
 
     def abort(self, request_id: str) -> PhaseUsage | None:
         """Ends a request in any state. Blocks that a transfer may still write into wait for `transfer_ended`. None: unknown id."""
-        sequence = self._sequences.get(request_id)
-        return None if sequence is None else self._drop(sequence)
+        group = self._groups.get(request_id)
+        return None if group is None else self._drop(group)
 
     # -- the step --------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class Engine:
         """Broken invariants, in words; empty when all is well."""
         problems = self._manager.check()
         held: dict[int, int] = {}
-        for sequence in self._sequences.values():
+        for sequence in self._sequences():
             for block in sequence.blocks:
                 held[block] = held.get(block, 0) + 1
         problems += [
@@ -194,7 +202,7 @@ class Engine:
             for block in range(self._manager.total)
             if self._manager.references(block) != held.get(block, 0)
         ]
-        reserved = sum(sequence.state is State.RESERVED for sequence in self._sequences.values())
+        reserved = sum(sequence.state is State.RESERVED for sequence in self._sequences())
         if reserved != self._scheduler.reserved:
             problems.append(f"{reserved} reservations, counted as {self._scheduler.reserved}")
         return problems
@@ -202,20 +210,35 @@ class Engine:
     def drain_cache_changes(self) -> CacheChanges:
         return self._manager.drain_cache_changes()
 
+    def _sequences(self) -> Iterator[Sequence]:
+        return (sequence for group in self._groups.values() for sequence in group.choices)
+
     # -- postprocess -----------------------------------------------------------------------------------------------------------
 
     def _postprocess(self, plan: list[Chunk], logits: torch.Tensor) -> list[EngineEvent]:
-        rows = iter(zip(logits, rows_valid(logits), strict=True))
         events: list[EngineEvent] = []
+        end = 0
         for chunk in plan:
-            row = next(rows) if chunk.samples else None
-            if row is not None and not row[1]:
+            rows = logits[end : (end := end + chunk.logits)]
+            if chunk.sequence.state is State.ENDED:
+                continue  # a choice of a request that failed in this step
+            if not all(rows_valid(rows)):
                 events.append(self._fail(chunk.sequence))
                 continue
+            self._note_prompt(chunk, rows)
             self._computed(chunk)
-            if row is not None:
-                events += self._emit(chunk.sequence, row[0])
+            if chunk.samples:
+                events += self._emit(chunk.sequence, rows[-1])
         return events
+
+    def _note_prompt(self, chunk: Chunk, rows: torch.Tensor) -> None:
+        """Log-probabilities of the prompt's tokens: row i is what token i + 1 was predicted by."""
+        sequence, top = chunk.sequence, chunk.sequence.request.sampling.prompt_logprobs
+        if not sequence.wants_prompt_logprobs or top is None:
+            return
+        for row, following in zip(rows, range(chunk.start + 1, sequence.prompt_tokens), strict=False):
+            if following == len(sequence.prompt_logprobs):  # not noted before a preemption
+                sequence.prompt_logprobs.append(token_logprob(row, sequence.tokens[following], top))
 
     def _computed(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
@@ -223,27 +246,63 @@ class Engine:
         sequence.kv_tokens += chunk.count
         sequence.usage.hold(sequence.kv_tokens, self._clock_us())
         self._publish(sequence)
+        if sequence.kv_tokens >= sequence.prompt_tokens and not sequence.stops_after_prefill:
+            self._follow(self._groups[sequence.request_id])
 
     def _emit(self, sequence: Sequence, row: torch.Tensor) -> list[EngineEvent]:
-        position = sequence.output_count + 1
-        token_id = sample(row, sequence.request.sampling, choice=sequence.choice, position=position)
+        group = self._groups[sequence.request_id]
+        events: list[EngineEvent] = [self._next_token(one, row) for one in group.heirs(sequence)]
+        if group.finished:
+            return [*events, Finished(sequence.request_id, group.reasons, self._drop(group))]
+        if sequence.stops_after_prefill:
+            return [*events, self._hold(group)]
+        self._retire_finished(group)
+        return events
+
+    def _next_token(self, sequence: Sequence, row: torch.Tensor) -> Token:
+        sampling, position = sequence.request.sampling, sequence.output_count + 1
+        token_id = sample(
+            row, sampling, choice=sequence.choice, position=position, history=sequence.history, ends=sequence.ends
+        )
+        logprob = self._logprob(sequence, row, token_id)
         text = sequence.accept(token_id)
         sequence.usage.emitted(self._clock_us())
-        token = Token(sequence.request_id, sequence.choice, position, token_id, text, sequence.finish_reason)
-        if sequence.finish_reason is not None:
-            return [token, Finished(sequence.request_id, (sequence.finish_reason,), self._drop(sequence))]
-        return [token, self._hold(sequence)] if sequence.stops_after_prefill else [token]
+        return Token(sequence.request_id, sequence.choice, position, token_id, text, sequence.finish_reason, logprob)
 
-    def _hold(self, sequence: Sequence) -> Prefilled:
+    def _logprob(self, sequence: Sequence, row: torch.Tensor, token_id: int) -> TokenLogprob | None:
+        """The prompt's go with the first token, so that who has the one has the other."""
+        sampling = sequence.request.sampling
+        if sampling.logprobs is None and not sequence.wants_prompt_logprobs:
+            return None
+        logprob = token_logprob(row, token_id, sampling.logprobs or 0)
+        if not sequence.wants_prompt_logprobs:
+            return logprob
+        sequence.wants_prompt_logprobs = False
+        return logprob._replace(prompt=tuple(sequence.prompt_logprobs))
+
+    def _hold(self, group: SequenceGroup) -> Prefilled:
+        sequence, kv_tokens = group.leader, group.handed_tokens
         self._scheduler.remove(sequence)
         sequence.state = State.HELD
-        usage = sequence.usage.read(self._clock_us())
-        return Prefilled(sequence.request_id, sequence.kv_tokens, tuple(sequence.blocks), (tuple(sequence.outputs),), usage)
+        blocks = tuple(sequence.blocks[: self._manager.blocks_for(kv_tokens)])
+        return Prefilled(sequence.request_id, kv_tokens, blocks, group.outputs, self._usage(group))
+
+    def _follow(self, group: SequenceGroup) -> None:
+        """The prompt is there: the other choices find it in the cache."""
+        for sequence in group.choices:
+            if sequence.state is State.ASIDE and sequence.finish_reason is None and sequence is not group.leader:
+                self._scheduler.add(sequence)
+
+    def _retire_finished(self, group: SequenceGroup) -> None:
+        for sequence in group.choices:
+            if sequence.finish_reason is not None:
+                self._retire(sequence)
 
     def _fail(self, sequence: Sequence) -> Failed:
         """The model gave no numbers. What this request computed is not trusted: nobody may find it in the cache."""
         self._manager.forget(sequence.digests(sequence.published))
-        return Failed(sequence.request_id, "model_output_invalid", "The model produced invalid output.", self._drop(sequence))
+        usage = self._drop(self._groups[sequence.request_id])
+        return Failed(sequence.request_id, "model_output_invalid", "The model produced invalid output.", usage)
 
     def _publish(self, sequence: Sequence) -> None:
         """Makes the blocks that have become full findable; another's block with the same content takes the place of our own."""
@@ -258,37 +317,24 @@ class Engine:
 
     # -- beginnings and ends ---------------------------------------------------------------------------------------------------
 
-    def _make(self, request: EngineRequest) -> Sequence:
-        self._refuse_unfit(request)
+    def _make(self, request: EngineRequest) -> SequenceGroup:
+        if request.request_id in self._groups:
+            raise EngineRefusal("duplicate_request", "A request with this id is running.")
+        refuse_unfit(request, context_length=self.model.context_length, vocabulary_size=self.model.vocabulary_size)
         layout = self.model.layout
-        sequence = make_sequence(
+        group = make_group(
             request,
             self._text,
-            arrival=next(self._arrivals),
+            arrivals=self._arrivals,
             root=chain_root(scope_salt=request.scope_salt, model=layout.model, revision=layout.revision),
             block_tokens=self.config.block_tokens,
             context_length=self.model.context_length,
             clock=self._clock_us,
         )
-        if self._manager.blocks_for(max(sequence.final_kv_tokens, len(sequence.tokens) - 1)) > self._manager.total:
+        longest = max(max(one.final_kv_tokens, len(one.tokens) - 1) for one in group.choices)
+        if self._manager.blocks_for(longest) > self._manager.total:
             raise EngineRefusal("kv_pool_too_small", _TOO_SMALL)
-        return sequence
-
-    def _refuse_unfit(self, request: EngineRequest) -> None:
-        if request.request_id in self._sequences:
-            raise EngineRefusal("duplicate_request", "A request with this id is running.")
-        if not request.prompt_ids:
-            raise EngineRefusal("prompt_empty", "The prompt has no tokens.")
-        if len(request.forced) != 1:
-            raise EngineRefusal("choices_unsupported", "Only one choice is supported.")
-        if len(request.prompt_ids) >= self.model.context_length:
-            raise EngineRefusal("context_length_exceeded", "The prompt leaves no room for an answer.")
-        if any(not 0 <= token_id < self.model.vocabulary_size for token_id in (*request.prompt_ids, *request.forced[0])):
-            raise EngineRefusal("token_id_invalid", "A token id is outside the vocabulary.")
-        sampling = request.sampling
-        temperature_fits = math.isfinite(sampling.temperature) and sampling.temperature >= 0
-        if sampling.max_tokens < 1 or not temperature_fits or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise EngineRefusal("sampling_invalid", "A sampling parameter is out of range.")
+        return group
 
     def _meter_prompt(self, sequence: Sequence) -> None:
         """Of a request that has nothing left to compute: who computed its prompt died with the count, so it is made here again."""
@@ -298,12 +344,20 @@ class Engine:
         sequence.usage.found(found)
         sequence.usage.ran(found, sequence.prompt_tokens)
 
-    def _drop(self, sequence: Sequence) -> PhaseUsage:
-        usage = sequence.usage.read(self._clock_us())
+    def _usage(self, group: SequenceGroup) -> PhaseUsage:
+        return phase_usage([one.usage for one in group.choices], self._clock_us())
+
+    def _drop(self, group: SequenceGroup) -> PhaseUsage:
+        usage = self._usage(group)
+        for sequence in group.choices:
+            self._retire(sequence)
+        del self._groups[group.request.request_id]
+        return usage
+
+    def _retire(self, sequence: Sequence) -> None:
         self._let_go(sequence)
         self._scheduler.remove(sequence)
-        del self._sequences[sequence.request_id]
-        return usage
+        sequence.state = State.ENDED
 
     def _let_go(self, sequence: Sequence) -> None:
         """Gives all blocks back; those that a transfer may write into go into quarantine."""
@@ -318,9 +372,9 @@ class Engine:
         sequence.transfer_open = False
         sequence.usage.hold(0, self._clock_us())
 
-    def _in_state(self, request_id: str, state: State) -> Sequence | None:
-        sequence = self._sequences.get(request_id)
-        return sequence if sequence is not None and sequence.state is state else None
+    def _in_state(self, request_id: str, state: State) -> SequenceGroup | None:
+        group = self._groups.get(request_id)
+        return group if group is not None and group.leader.state is state else None
 
     def _account(self) -> None:
         """The scheduler has no clock: whom it preempted holds nothing from now on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.contracts import FinishReason, Wire
+from inference.contracts import FinishReason, TokenLogprob, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,15 @@ class Token:
     token_id: int
     text: str
     finish_reason: FinishReason | None = None
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
     """The prompt's KV stands in `blocks` (the first `kv_tokens` entries), held until `release` or `resume`.
 
-    `outputs[c]` are all tokens of choice c, the forced ones first. The newest has no KV entry yet.
+    `outputs[c]` are all tokens of choice c, the forced ones first. Of a request with one choice all of them but the newest have their
+    KV entries; of one with several the prompt alone has.
     """
 
     request_id: str

@@ -32,7 +32,7 @@ class Runner:
         self.pool[block].zero_()
 
     def run(self, plan: Sequence[Chunk]) -> torch.Tensor:
-        """Logits [sampling chunks, vocabulary], in the plan's order."""
+        """Logits [rows, vocabulary]: `Chunk.logits` of each chunk, in the plan's order."""
         return self.model.forward(self._batch(plan), self.pool)
 
     def _batch(self, plan: Sequence[Chunk]) -> Batch:
@@ -46,19 +46,19 @@ class Runner:
             positions=torch.tensor(positions),
             blocks=torch.tensor(blocks),
             offsets=torch.tensor([position % size for position in positions]),
-            sampled_rows=torch.tensor(_last_rows(segments), dtype=torch.int64),
+            logit_rows=torch.tensor(_logit_rows(segments), dtype=torch.int64),
         )
 
 
 def _segment(chunk: Chunk) -> Segment:
     sequence = chunk.sequence
-    return Segment(sequence.tokens, sequence.prompt_tokens, chunk.start, chunk.count, sequence.blocks, chunk.samples)
+    return Segment(sequence.tokens, sequence.prompt_tokens, chunk.start, chunk.count, sequence.blocks, chunk.logits)
 
 
-def _last_rows(segments: Sequence[Segment]) -> list[int]:
-    rows, end = [], 0
+def _logit_rows(segments: Sequence[Segment]) -> list[int]:
+    rows: list[int] = []
+    end = 0
     for segment in segments:
         end += segment.count
-        if segment.sampled:
-            rows.append(end - 1)
+        rows += range(end - segment.logits, end)
     return rows

@@ -36,6 +36,11 @@ class Chunk:
     def samples(self) -> bool:
         return self.start + self.count == len(self.sequence.tokens)
 
+    @property
+    def logits(self) -> int:
+        """How many of its last rows are needed as logits."""
+        return self.count if self.sequence.wants_prompt_logprobs else int(self.samples)
+
 
 class Scheduler:
     def __init__(self, config: EngineConfig, manager: BlockManager) -> None:
@@ -135,7 +140,12 @@ class Scheduler:
         return True
 
     def _look_up(self, sequence: Sequence) -> list[int]:
-        """Not past the prompt's last token but one: somebody has to compute what the first new token is sampled from."""
+        """Not past the prompt's last token but one: somebody has to compute what the first new token is sampled from.
+
+        Who wants the prompt's log-probabilities needs every row of it.
+        """
+        if sequence.wants_prompt_logprobs:
+            return []
         return self.manager.lookup(sequence.digests((sequence.prompt_tokens - 1) // self.config.block_tokens))
 
     def _needed(self, sequence: Sequence) -> int:

@@ -1,16 +1,17 @@
-"""A request while an engine has it: tokens, blocks, state."""
+"""A request while an engine has it: its choices, and of each the tokens, blocks, state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from inference.contracts import EngineRequest, FinishReason
+from inference.contracts import EngineRequest, FinishReason, TokenLogprob
+from inference.engine.history import History
 from inference.engine.prefix import chain_hash
 from inference.engine.usage import UsageMeter
-from inference.text import AnswerText
+from inference.text import AnswerText, answer_text, end_ids
 
 
 class EngineText(Protocol):
@@ -26,6 +27,11 @@ class State(Enum):
     RUNNING = "running"  # blocks, takes part in steps
     HELD = "held"  # prefilled: blocks wait for the other side
     RESERVED = "reserved"  # blocks wait for a transfer
+    ASIDE = "aside"  # no blocks: the prompt is still computed, by another choice
+    ENDED = "ended"
+
+
+_NOT_BEGUN = (State.ASIDE, State.WAITING)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +48,8 @@ class Sequence:
     limit: int  # outputs, the forced ones included
     answer: AnswerText
     usage: UsageMeter
+    history: History
+    ends: frozenset[int]  # token ids that end it
     choice: int = 0
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list)
@@ -55,6 +63,8 @@ class Sequence:
     fused: bool = False
     transfer_open: bool = False
     fresh: int = 0  # trailing blocks that a transfer writes
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])  # of the first prompt tokens
+    wants_prompt_logprobs: bool = False  # the rows that they need are still to be computed
     _digests: list[bytes] = field(default_factory=list)
 
     @property
@@ -106,39 +116,99 @@ class Sequence:
     def accept(self, token_id: int) -> str:
         """Appends a token; returns what it made visible, and all the rest when it is the last one (`finish_reason` is set then)."""
         self.tokens.append(token_id)
+        self.history.add(token_id)
         return self.answer.accept(token_id)
 
 
-def make_sequence(
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """A request's choices. They share a prompt: the leader computes it, the others begin when it is there."""
+
+    request: EngineRequest
+    choices: list[Sequence]
+    leader: Sequence = field(init=False)  # the first that is not ended by the tokens that it came with; else the first
+
+    def __post_init__(self) -> None:
+        self.leader = next((one for one in self.choices if one.finish_reason is None), self.choices[0])
+
+    @property
+    def finished(self) -> bool:
+        return all(one.finish_reason for one in self.choices)
+
+    @property
+    def reasons(self) -> tuple[FinishReason, ...]:
+        """Of a group that is finished."""
+        return tuple(one.finish_reason for one in self.choices if one.finish_reason)
+
+    @property
+    def outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(one.outputs) for one in self.choices)
+
+    @property
+    def handed_tokens(self) -> int:
+        """KV entries of a hand-off: all but the newest token's. Of several choices what they share, the prompt, and no more."""
+        return len(self.leader.tokens) - 1 if len(self.choices) == 1 else self.leader.prompt_tokens
+
+    def heirs(self, sequence: Sequence) -> list[Sequence]:
+        """Who takes its next token from a row of `sequence`: at the end of the prompt also the choices that have not begun."""
+        if sequence.output_count:
+            return [sequence]
+        return [sequence, *(one for one in self.choices if one.state in _NOT_BEGUN and not one.output_count)]
+
+
+def make_group(
     request: EngineRequest,
     text: EngineText,
     *,
-    arrival: int,
+    arrivals: Iterator[int],
     root: bytes,
     block_tokens: int,
     context_length: int,
     clock: Callable[[], int],
-) -> Sequence:
+) -> SequenceGroup:
     """Forced tokens go through the answer unseen, so that the text at a position depends on the tokens up to it alone."""
-    prompt_tokens, forced = len(request.prompt_ids), request.forced[0]
-    usage = UsageMeter(prompt_tokens, len(forced), added_us=clock())
-    if request.phase == "decode":
-        usage.high_water = prompt_tokens + max(0, len(forced) - 1)
-    sampling = request.sampling
-    limit = min(sampling.max_tokens, context_length - prompt_tokens)
-    eos_ids = frozenset[int]() if sampling.ignore_eos else text.eos_ids
-    sequence = Sequence(
-        request=request,
-        arrival=arrival,
-        root=root,
-        block_tokens=block_tokens,
-        limit=limit,
-        answer=AnswerText(text, stop=sampling.stop, eos_ids=eos_ids, limit=limit),
-        usage=usage,
-        tokens=list(request.prompt_ids),
-        fused=request.phase == "fused",
-    )
+    limit = min(request.sampling.max_tokens, context_length - len(request.prompt_ids))
+    ends = end_ids(text, request.sampling)
+
+    def choice(index: int) -> Sequence:
+        sequence = Sequence(
+            request=request,
+            arrival=next(arrivals),
+            root=root,
+            block_tokens=block_tokens,
+            limit=limit,
+            answer=answer_text(text, request.sampling, limit),
+            usage=UsageMeter(len(request.prompt_ids), 0, added_us=clock()),
+            history=History.of(request.sampling, request.prompt_ids),
+            ends=ends,
+            choice=index,
+            tokens=list(request.prompt_ids),
+            state=State.ASIDE,
+            fused=request.phase == "fused",
+        )
+        _recall(sequence, request.forced[index] if index < len(request.forced) else ())
+        return sequence
+
+    group = SequenceGroup(request, [choice(index) for index in range(request.sampling.n)])
+    for one in group.choices:
+        _share(one, group.leader)
+    return group
+
+
+def _recall(sequence: Sequence, forced: Iterable[int]) -> None:
+    """What was made before, here or elsewhere."""
     for token_id in forced:
         if sequence.finish_reason is None:
             sequence.accept(token_id)
-    return sequence
+    asked = sequence.request.sampling.prompt_logprobs is not None
+    sequence.wants_prompt_logprobs = asked and sequence.choice == 0 and not sequence.output_count
+
+
+def _share(sequence: Sequence, leader: Sequence) -> None:
+    """The prompt is the leader's to compute and to hold; in the decode phase it was computed before."""
+    usage, prompt_tokens = sequence.usage, sequence.prompt_tokens
+    usage.forced_tokens = sequence.output_count
+    if sequence.request.phase == "decode":
+        usage.high_water = prompt_tokens + max(0, sequence.output_count - 1)
+    if sequence is not leader:
+        usage.high_water, usage.shared = max(usage.high_water, prompt_tokens), prompt_tokens

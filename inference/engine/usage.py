@@ -13,13 +13,15 @@ from inference.engine.events import PhaseUsage
 class UsageMeter:
     """`high_water`: KV positions below it have been computed (or found) before; to compute one again is `recomputed`.
 
-    Positions of forced tokens are recomputed too, but for the last: nobody had computed its KV yet.
+    Positions of forced tokens are recomputed too, but for the last: nobody had computed its KV yet. The first `shared` entries are
+    another choice's to account for.
     """
 
     prompt_tokens: int
     forced_tokens: int
     added_us: int
     high_water: int = 0
+    shared: int = 0
     computed: int = 0
     cached: int = 0
     recomputed: int = 0
@@ -48,8 +50,8 @@ class UsageMeter:
 
     def hold(self, kv_tokens: int, now_us: int) -> None:
         """From now on the request holds `kv_tokens` entries."""
-        self.kv_token_us += self._kv_tokens * (now_us - self._kv_since_us)
-        self._kv_tokens, self._kv_since_us = kv_tokens, now_us
+        self.settle(now_us)
+        self._kv_tokens = max(0, kv_tokens - self.shared)
 
     def start(self, now_us: int) -> None:
         if self.started_us is None:
@@ -68,22 +70,30 @@ class UsageMeter:
             self.gaps_us.append(now_us - self.last_token_us)
         self.last_token_us = now_us
 
-    def read(self, now_us: int) -> PhaseUsage:
-        self.hold(self._kv_tokens, now_us)
-        started = now_us if self.started_us is None else self.started_us
-        first = now_us if self.first_token_us is None else self.first_token_us
-        last = first if self.last_token_us is None else self.last_token_us
-        return PhaseUsage(
-            computed=self.computed,
-            cached=self.cached,
-            recomputed=self.recomputed,
-            completion=self.completion,
-            kv_token_us=self.kv_token_us,
-            queue_ms=_ms(started - self.added_us),
-            prefill_ms=_ms(first - started),
-            decode_ms=_ms(last - first),
-            itl_ms=percentiles_ms(self.gaps_us),
-        )
+    def settle(self, now_us: int) -> None:
+        """Counts up to now what is held."""
+        self.kv_token_us += self._kv_tokens * (now_us - self._kv_since_us)
+        self._kv_since_us = now_us
+
+
+def phase_usage(meters: Sequence[UsageMeter], now_us: int) -> PhaseUsage:
+    """Of a request's choices together."""
+    for meter in meters:
+        meter.settle(now_us)
+    started = min((meter.started_us for meter in meters if meter.started_us is not None), default=now_us)
+    first = min((meter.first_token_us for meter in meters if meter.first_token_us is not None), default=now_us)
+    last = max((meter.last_token_us for meter in meters if meter.last_token_us is not None), default=first)
+    return PhaseUsage(
+        computed=sum(meter.computed for meter in meters),
+        cached=sum(meter.cached for meter in meters),
+        recomputed=sum(meter.recomputed for meter in meters),
+        completion=sum(meter.completion for meter in meters),
+        kv_token_us=sum(meter.kv_token_us for meter in meters),
+        queue_ms=_ms(started - meters[0].added_us),
+        prefill_ms=_ms(first - started),
+        decode_ms=_ms(last - first),
+        itl_ms=percentiles_ms([gap for meter in meters for gap in meter.gaps_us]),
+    )
 
 
 def percentiles_ms(values_us: Sequence[int]) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """Tokenise, render chats, detokenise a stream. Loads no torch and no framework. See README.md."""
 
-from inference.text.answer import AnswerText
+from inference.text.answer import AnswerText, answer_text, end_ids
 from inference.text.chat import ChatMessage
 from inference.text.errors import ChatTemplateError, ModelFetchError, ModelFolderError, TextError, UnknownTokenError
 from inference.text.folders import open_text
@@ -18,6 +18,8 @@ __all__ = [
     "TextError",
     "TextStream",
     "UnknownTokenError",
+    "answer_text",
+    "end_ids",
     "model_digest",
     "model_revision",
     "open_text",

@@ -29,17 +29,20 @@ class TextStream:
         """A stop string is complete: nothing more will become visible."""
         return self._matcher is not None and self._matcher.stopped
 
-    def push(self, token_id: int) -> str:
-        """The text that this token made visible. Raises `UnknownTokenError` for an id outside the vocabulary."""
-        return self._show(self._characters.decode(self._text.token_bytes(token_id)))
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that this token made visible. Raises `UnknownTokenError` for an id outside the vocabulary.
+
+        Without `may_stop` a stop string that this token completes is text like any other.
+        """
+        return self._show(self._characters.decode(self._text.token_bytes(token_id)), may_stop)
 
     def flush(self) -> str:
         """The rest, at the end of generation: an unfinished character as U+FFFD, and what was held back for a stop string."""
-        shown = self._show(self._characters.decode(b"", final=True))
+        shown = self._show(self._characters.decode(b"", final=True), may_stop=True)
         return shown if self._matcher is None else shown + self._matcher.release()
 
-    def _show(self, text: str) -> str:
-        return text if self._matcher is None else self._matcher.feed(text)
+    def _show(self, text: str, may_stop: bool) -> str:
+        return text if self._matcher is None else self._matcher.feed(text, may_stop)
 
 
 class _StopMatcher:
@@ -59,13 +62,13 @@ class _StopMatcher:
         self._held = ""
         self.stopped = False
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, may_stop: bool) -> str:
         if self.stopped or not text:
             return ""
         buffer = self._held + text
         for index, character in enumerate(text, len(self._held) + 1):
             self._state = self._step(character)
-            if self._match[self._state]:
+            if may_stop and self._match[self._state]:
                 self.stopped, self._held = True, ""
                 return buffer[: index - self._match[self._state]]
         visible = len(buffer) - self._depth[self._state]

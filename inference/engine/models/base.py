@@ -13,22 +13,22 @@ from inference.contracts import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sequence's rows of a step: tokens [start, start + count), whose KV goes to `blocks`. `sampled`: its last row's logits are
-    wanted. `tokens` is the whole context, of which the first `prompt_tokens` are the prompt."""
+    """One sequence's rows of a step: tokens [start, start + count), whose KV goes to `blocks`. Of its last `logits` rows the logits
+    are wanted. `tokens` is the whole context, of which the first `prompt_tokens` are the prompt."""
 
     tokens: Sequence[int]
     prompt_tokens: int
     start: int
     count: int
     blocks: Sequence[int]
-    sampled: bool
+    logits: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A step. Row tensors are int64: `ids`, `positions`, and where each row's KV goes: `blocks`, `offsets`.
 
-    `sampled_rows` are the last rows of the segments that are sampled, in order.
+    `logit_rows` are the rows whose logits are wanted, in order.
     """
 
     segments: tuple[Segment, ...]
@@ -36,7 +36,7 @@ class Batch:
     positions: torch.Tensor
     blocks: torch.Tensor
     offsets: torch.Tensor
-    sampled_rows: torch.Tensor
+    logit_rows: torch.Tensor
 
 
 class LanguageModel(Protocol):
@@ -45,7 +45,7 @@ class LanguageModel(Protocol):
     context_length: int
 
     def forward(self, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
-        """Writes the rows' KV into `pool` [blocks, layers, 2, kv_heads, block_tokens, dim]; logits [sampled rows, vocabulary]."""
+        """Writes the rows' KV into `pool` [blocks, layers, 2, kv_heads, block_tokens, dim]; logits [wanted rows, vocabulary]."""
         ...
 
     def dense_logits(self, tokens: Sequence[int], prompt_tokens: int) -> torch.Tensor:

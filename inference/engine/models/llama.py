@@ -88,7 +88,7 @@ class LlamaModel:
             pages[batch.blocks, :, :, batch.offsets] = torch.stack((k, v), dim=1)
             return paged_attention(q, pages, plan)
 
-        return self._logits(self._hidden(batch.ids, batch.positions, attend)[batch.sampled_rows])
+        return self._logits(self._hidden(batch.ids, batch.positions, attend)[batch.logit_rows])
 
     def dense_logits(self, tokens: Sequence[int], prompt_tokens: int) -> torch.Tensor:
         return self.dense_rows(tokens, len(tokens) - 1)[0]

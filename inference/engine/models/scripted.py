@@ -7,7 +7,7 @@ The last JSON object of the form {"script": {...}} in the prompt counts; without
     delay_ms     how long each token takes (batch-mates wait too, as in a real step)
     finish       "stop" (default): the end-of-text token follows; "length": the last token again and again
 
-It keeps KV like any model: an entry holds the token and its position. Every step reads back all entries of each sampled sequence
+It keeps KV like any model: an entry holds the token and its position. Every step reads back all entries of each sequence whose logits are wanted
 and answers NaN where one is wrong, so that a page that was lost, mixed up or overwritten shows.
 """
 
@@ -54,24 +54,26 @@ class ScriptedModel:
 
     def forward(self, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
         pool[batch.blocks, 0, :, 0, batch.offsets] = _entries(batch.ids, batch.positions)[:, None].expand(-1, 2, -1)
-        sampled = [segment for segment in batch.segments if segment.sampled]
-        delay_ms = max((read_script(tuple(one.tokens[: one.prompt_tokens])).delay_ms for one in sampled), default=0.0)
+        wanted = [segment for segment in batch.segments if segment.logits]
+        delay_ms = max((read_script(tuple(one.tokens[: one.prompt_tokens])).delay_ms for one in wanted), default=0.0)
         time.sleep(delay_ms / 1000)
-        rows = [self._row(segment, pool) for segment in sampled]
+        rows = [row for segment in wanted for row in self._rows(segment, pool)]
         return torch.stack(rows) if rows else torch.zeros(0, self.vocabulary_size)
 
     def dense_logits(self, tokens: Sequence[int], prompt_tokens: int) -> torch.Tensor:
         script, position = read_script(tuple(tokens[:prompt_tokens])), len(tokens) - prompt_tokens + 1
         row = torch.zeros(self.vocabulary_size)
-        row[script.token(position)] = _CERTAIN
+        if position > 0:  # within the prompt all are equally likely
+            row[script.token(position)] = _CERTAIN
         return row * float("nan") if position == script.nan_at else row
 
-    def _row(self, segment: Segment, pool: torch.Tensor) -> torch.Tensor:
-        row = self.dense_logits(segment.tokens, segment.prompt_tokens)
+    def _rows(self, segment: Segment, pool: torch.Tensor) -> list[torch.Tensor]:
         end = segment.start + segment.count
         expected = _entries(torch.tensor(segment.tokens[:end]), torch.arange(end))
         found = pool[list(segment.blocks), 0].transpose(0, 2).reshape(1, 2, -1, 8)[0, :, :end]
-        return row if bool((found == expected).all()) else row * float("nan")
+        sound = 1.0 if bool((found == expected).all()) else float("nan")
+        ends = range(end - segment.logits + 1, end + 1)
+        return [self.dense_logits(segment.tokens[:at], segment.prompt_tokens) * sound for at in ends]
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ import torch
 from inference.contracts import EngineRequest, Phase, SamplingParams
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
-from inference.engine.events import EngineEvent, Failed, Finished, PhaseUsage, Prefilled, Token
+from inference.engine.events import EngineEvent, Failed, Finished, PhaseUsage, Prefilled, Reservation, Token
 from inference.engine.models.base import LanguageModel
 from inference.engine.models.llama import LlamaModel
 from inference.engine.models.scripted import ScriptedModel
@@ -84,6 +84,13 @@ def request(
     return EngineRequest(name, tuple(prompt_ids), sampling, salt, phase, forced=(tuple(forced),), priority=priority)
 
 
+def copy_pages(source: Engine, target: Engine, done: Prefilled, place: Reservation) -> None:
+    """The transfer of a hand-off."""
+    assert len(place.blocks) == len(done.blocks)
+    for index in range(place.cached_blocks, len(done.blocks)):
+        pool_of(target)[place.blocks[index]] = pool_of(source)[done.blocks[index]]
+
+
 def drain(one: Engine, limit: int = 10_000) -> list[EngineEvent]:
     """Runs until nothing is left to do; after each step the engine must be in order."""
     events: list[EngineEvent] = []
@@ -110,6 +117,11 @@ def ids_of(events: Iterable[EngineEvent], name: str) -> list[int]:
     return [token.token_id for token in tokens_of(events, name)]
 
 
+def choices_of(events: Iterable[EngineEvent], name: str, count: int) -> list[list[int]]:
+    tokens = tokens_of(events, name)
+    return [[token.token_id for token in tokens if token.choice == choice] for choice in range(count)]
+
+
 def text_of(events: Iterable[EngineEvent], name: str) -> str:
     return "".join(token.text for token in tokens_of(events, name))
 
@@ -133,9 +145,13 @@ def usage_of(events: Iterable[EngineEvent], name: str) -> PhaseUsage:
     return finished(events, name).usage
 
 
-@functools.lru_cache(maxsize=512)
-def expected(prompt_ids: tuple[int, ...], sampling: SamplingParams = GREEDY) -> list[int]:
-    return reference(tiny(), prompt_ids, sampling, eos_ids=EOS)
+@functools.lru_cache(maxsize=1024)
+def expected(prompt_ids: tuple[int, ...], sampling: SamplingParams = GREEDY, choice: int = 0) -> list[int]:
+    return reference(tiny(), prompt_ids, sampling, eos_ids=EOS, choice=choice)
+
+
+def expected_choices(prompt_ids: tuple[int, ...], sampling: SamplingParams) -> list[list[int]]:
+    return [expected(prompt_ids, sampling, choice) for choice in range(sampling.n)]
 
 
 def model_folder(root: Path, kind: str) -> Path:

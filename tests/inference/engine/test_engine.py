@@ -54,7 +54,7 @@ def test_logits_are_the_same_bits_alone_in_a_batch_and_on_a_hit(monkeypatch: pyt
 
     def spy(batch: Any, pool: torch.Tensor) -> torch.Tensor:
         logits = forward(batch, pool)
-        sampled = [one for one in batch.segments if one.sampled]
+        sampled = [one for one in batch.segments if one.logits]
         rows.extend(logit for logit, one in zip(logits, sampled, strict=True) if one.tokens[:70] == list(prompt(70)))
         return logits
 
@@ -191,7 +191,7 @@ def test_an_old_block_is_announced_before_its_content_changes() -> None:
         ("token_id_invalid", {"prompt_ids": (-1,)}),
         ("token_id_invalid", {"forced": ((10**9,),)}),
         ("context_length_exceeded", {"prompt_ids": (1,) * 2048}),
-        ("choices_unsupported", {"forced": ((), ())}),
+        ("hand_off_invalid", {"forced": ((), ())}),
         ("kv_pool_too_small", {"prompt_ids": (1,) * 1100}),
         ("kv_pool_too_small", {"sampling": SamplingParams(max_tokens=1100)}),
         ("sampling_invalid", {"sampling": SamplingParams(max_tokens=0)}),

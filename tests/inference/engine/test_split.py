@@ -9,9 +9,9 @@ import pytest
 from inference.contracts import EngineRequest, SamplingParams
 from inference.engine.engine import Engine
 from inference.engine.errors import EngineRefusal
-from inference.engine.events import EngineEvent, Prefilled, Reservation
+from inference.engine.events import EngineEvent, Prefilled
 from tests.inference.engine import support
-from tests.inference.engine.support import GREEDY, assert_idle, drain, engine, expected, ids_of, prefilled, prompt, request
+from tests.inference.engine.support import GREEDY, assert_idle, copy_pages, drain, engine, expected, ids_of, prefilled, prompt, request
 
 LENGTHS = (1, 5, 15, 16, 17, 32, 50)
 
@@ -26,12 +26,6 @@ def decode_request(done: Prefilled, ids: tuple[int, ...], sampling: SamplingPara
     return request("a", ids, sampling, phase="decode", forced=done.outputs[0])
 
 
-def copy(source: Engine, target: Engine, done: Prefilled, place: Reservation) -> None:
-    assert len(place.blocks) == len(done.blocks)
-    for index in range(place.cached_blocks, len(done.blocks)):
-        support.pool_of(target)[place.blocks[index]] = support.pool_of(source)[done.blocks[index]]
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_hand_off_gives_the_reference_answer_and_reuses_on_the_second_time(length: int) -> None:
     left, right, ids = engine(), engine(), prompt(length)
@@ -42,7 +36,7 @@ def test_a_hand_off_gives_the_reference_answer_and_reuses_on_the_second_time(len
         place = right.reserve(decode_request(done, ids))
         assert place is not None
         assert place.cached_blocks == (length // 16 if turn else 0)
-        copy(left, right, done, place)
+        copy_pages(left, right, done, place)
         assert right.admit("a")
         assert left.release("a") is not None
         events += drain(right)
@@ -59,7 +53,7 @@ def test_the_copied_pages_are_found_by_later_requests() -> None:
     _, done = prefill(left, ids)
     place = right.reserve(decode_request(done, ids))
     assert place is not None
-    copy(left, right, done, place)
+    copy_pages(left, right, done, place)
     right.admit("a")
     drain(right)
     right.add(request("b", ids))
@@ -86,7 +80,7 @@ def test_sampling_and_text_do_not_see_the_seam() -> None:
     events, done = prefill(left, ids, sampling)
     place = right.reserve(decode_request(done, ids, sampling))
     assert place is not None
-    copy(left, right, done, place)
+    copy_pages(left, right, done, place)
     right.admit("a")
     assert support.tokens_of(events + drain(right), "a") == whole
     assert "".join(token.text for token in whole) == "ü🙂x"
@@ -155,7 +149,7 @@ def test_an_abort_during_a_transfer_keeps_the_blocks_from_others_until_it_ends()
     assert right.reserve(decode_request(done, ids)) is None
     right.add(request("b", prompt(20)))
     assert not ids_of([event for _ in range(3) for event in right.step()], "b")
-    copy(left, right, done, place)
+    copy_pages(left, right, done, place)
     right.transfer_ended("a")
     right.transfer_ended("a")
     assert ids_of(drain(right), "b") == expected(prompt(20))
@@ -218,7 +212,7 @@ def test_an_admitted_request_can_be_preempted_and_still_answers_the_same() -> No
     events, done = prefill(left, ids, sampling)
     place = right.reserve(decode_request(done, ids, sampling))
     assert place is not None
-    copy(left, right, done, place)
+    copy_pages(left, right, done, place)
     right.admit("a")
     events += right.step()
     right.add(request("vip", prompt(60, seed=4), sampling, priority=1))

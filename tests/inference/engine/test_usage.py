@@ -1,6 +1,6 @@
 """What is counted as computed, cached, recomputed, and for how long KV is held."""
 
-from inference.engine.usage import UsageMeter, percentiles_ms
+from inference.engine.usage import UsageMeter, phase_usage, percentiles_ms
 
 
 def test_a_prompt_found_in_part_is_computed_for_the_rest() -> None:
@@ -40,7 +40,7 @@ def test_held_kv_is_integrated_over_time() -> None:
     meter.hold(10, 100)
     meter.hold(20, 150)
     meter.hold(0, 160)
-    assert meter.read(1_000).kv_token_us == 10 * 50 + 20 * 10
+    assert phase_usage([meter], 1_000).kv_token_us == 10 * 50 + 20 * 10
 
 
 def test_times_are_split_at_the_start_and_at_the_first_token() -> None:
@@ -48,7 +48,7 @@ def test_times_are_split_at_the_start_and_at_the_first_token() -> None:
     meter.start(3_000)
     for now_us in (7_000, 8_000, 11_000):
         meter.emitted(now_us)
-    usage = meter.read(20_000)
+    usage = phase_usage([meter], 20_000)
     assert (usage.queue_ms, usage.prefill_ms, usage.decode_ms, usage.itl_ms) == (2.0, 4.0, 4.0, (1.0, 3.0, 3.0))
 
 
