@@ -67,6 +67,11 @@ class SamplingParams(Wire):
         return self.temperature == 0.0
 
     @property
+    def tells_logprobs(self) -> bool:
+        """Each token comes with a `TokenLogprob`."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
+    @property
     def penalised(self) -> bool:
         """Earlier tokens change what comes."""
         return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1.0
@@ -147,7 +152,7 @@ class EngineRequest:
     scope_salt: bytes
     phase: Phase
     tenant_id: str = ""
-    forced: tuple[tuple[int, ...], ...] = ((),)
+    forced: tuple[tuple[int, ...], ...] = ()
     priority: int = 100
 
 

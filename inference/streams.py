@@ -23,7 +23,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from inference.contracts import ErrorEntry, FinishEntry, StreamEntry, TakeoverEntry, TokenEntry, stream_entry_from_json
-from inference.transcript import STREAM_LOST, EntryFilter, Gap, Tokens, Transcript
+from inference.transcript import STREAM_LOST, EntryFilter, Gap, Transcript
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class StreamWriter:
                     pipe.expire(key, LIVE_S)
             pipe.execute()
 
-    def take_over(self, request_id: str, epoch: int, logged: Tokens = ()) -> Tokens:
+    def take_over(self, request_id: str, epoch: int, logged: Transcript | None = None) -> Transcript:
         """Voids older epochs from here on, then answers the tokens written before: `logged`, and what the stream has beyond it.
 
         Raises RedisError.
@@ -82,7 +82,7 @@ class StreamWriter:
         sieve = EntryFilter(logged)
         for _, fields in before:
             sieve.clean(_decode(fields))
-        return sieve.transcript.tokens
+        return sieve.transcript
 
 
 def _decode(fields: dict[bytes, bytes]) -> StreamEntry:

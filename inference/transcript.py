@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from inference.contracts import ErrorEntry, FinishEntry, StreamEntry, TakeoverEntry, TokenEntry
-
-Tokens = tuple[tuple[int, ...], ...]  # ids by choice
+from inference.contracts import ErrorEntry, FinishEntry, Logprobs, StreamEntry, TakeoverEntry, TokenEntry, TokenLogprob
 
 STREAM_LOST = "stream_interrupted"
 DIFFERS = "The answer could not be continued as it was begun; repeat the request."
@@ -22,18 +20,32 @@ class Gap:
 
 
 class Transcript:
-    """Tokens by choice."""
+    """Tokens by choice, and their log-probabilities where they came with them."""
 
-    def __init__(self, known: Tokens = ()) -> None:
-        self._ids: defaultdict[int, list[int]] = defaultdict(list, {choice: list(ids) for choice, ids in enumerate(known)})
+    def __init__(self) -> None:
+        self._ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._logprobs: defaultdict[int, list[TokenLogprob]] = defaultdict(list)
 
     @property
     def count(self) -> int:
         return sum(map(len, self._ids.values()))
 
     @property
-    def tokens(self) -> Tokens:
-        return tuple(tuple(self._ids[choice]) for choice in range(max(self._ids, default=0) + 1))
+    def ids(self) -> tuple[tuple[int, ...], ...]:
+        """Of choices 0 to the last that has any."""
+        return tuple(tuple(self._ids[choice]) for choice in range(max(self._ids, default=-1) + 1))
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """Parallel to `ids`."""
+        return tuple(tuple(self._logprobs[choice]) for choice in range(max(self._ids, default=-1) + 1))
+
+    def told(self) -> Transcript:
+        """Without what has no log-probabilities: who must tell them makes those tokens again."""
+        transcript = Transcript()
+        for choice, (ids, logprobs) in enumerate(zip(self.ids, self.logprobs, strict=True)):
+            transcript.append(choice, ids[: len(logprobs)], logprobs)
+        return transcript
 
     def length(self, choice: int) -> int:
         return len(self._ids[choice])
@@ -43,7 +55,9 @@ class Transcript:
         mine = self._ids[choice][position - 1 : position - 1 + len(ids)]
         return mine == list(ids[: len(mine)])
 
-    def append(self, choice: int, ids: Sequence[int]) -> None:
+    def append(self, choice: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        if len(self._logprobs[choice]) == len(self._ids[choice]):  # one that is missing leaves those behind it without a place
+            self._logprobs[choice].extend(logprobs)
         self._ids[choice].extend(ids)
 
 
@@ -53,8 +67,8 @@ class EntryFilter:
     `clean` may be called again with an entry that was a `Gap`, once `transcript` has what was missing.
     """
 
-    def __init__(self, known: Tokens = ()) -> None:
-        self.transcript = Transcript(known)
+    def __init__(self, known: Transcript | None = None) -> None:
+        self.transcript = known or Transcript()
         self._epoch = 0
 
     def clean(self, entry: StreamEntry) -> TokenEntry | FinishEntry | ErrorEntry | Gap | None:
@@ -75,5 +89,5 @@ class EntryFilter:
             return None
         if entry.position != known + 1:
             return Gap()
-        self.transcript.append(entry.choice, entry.ids)
+        self.transcript.append(entry.choice, entry.ids, entry.logprobs)
         return entry

@@ -261,9 +261,7 @@ class Engine:
 
     def _next_token(self, sequence: Sequence, row: torch.Tensor) -> Token:
         sampling, position = sequence.request.sampling, sequence.output_count + 1
-        token_id = sample(
-            row, sampling, choice=sequence.choice, position=position, history=sequence.history, ends=sequence.ends
-        )
+        token_id = sample(row, sampling, choice=sequence.choice, position=position, history=sequence.history, ends=sequence.ends)
         logprob = self._logprob(sequence, row, token_id)
         text = sequence.accept(token_id)
         sequence.usage.emitted(self._clock_us())
@@ -272,7 +270,7 @@ class Engine:
     def _logprob(self, sequence: Sequence, row: torch.Tensor, token_id: int) -> TokenLogprob | None:
         """The prompt's go with the first token, so that who has the one has the other."""
         sampling = sequence.request.sampling
-        if sampling.logprobs is None and not sequence.wants_prompt_logprobs:
+        if not sampling.tells_logprobs:
             return None
         logprob = token_logprob(row, token_id, sampling.logprobs or 0)
         if not sequence.wants_prompt_logprobs:

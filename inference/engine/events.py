@@ -44,8 +44,8 @@ class Token:
 class Prefilled:
     """The prompt's KV stands in `blocks` (the first `kv_tokens` entries), held until `release` or `resume`.
 
-    `outputs[c]` are all tokens of choice c, the forced ones first. Of a request with one choice all of them but the newest have their
-    KV entries; of one with several the prompt alone has.
+    `outputs[c]` are all tokens of choice c, the forced ones first. Where there is one choice, all but its newest have their KV
+    entries; where there are several, the prompt alone has.
     """
 
     request_id: str

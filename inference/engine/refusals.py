@@ -43,7 +43,8 @@ def sampling_fault(sampling: SamplingParams) -> str | None:
         "frequency_penalty": _within(sampling.frequency_penalty, -2.0, 2.0),
         "presence_penalty": _within(sampling.presence_penalty, -2.0, 2.0),
         "repetition_penalty": _within(sampling.repetition_penalty, 0.01, 100.0),
-        "logit_bias": len(sampling.logit_bias) <= MAX_BIASES and all(_within(bias, -100.0, 100.0) for _, bias in sampling.logit_bias),
+        "logit_bias": len(sampling.logit_bias) <= MAX_BIASES
+        and all(_within(bias, -100.0, 100.0) for _, bias in sampling.logit_bias),
         "stop_ids": len(sampling.stop_ids) <= MAX_STOP_IDS,
         "logprobs": sampling.logprobs is None or 0 <= sampling.logprobs <= MAX_LOGPROBS,
         "prompt_logprobs": sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= MAX_LOGPROBS,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from django.db import transaction
 
-from inference.contracts import ClassPolicy, EngineRequest, KVLayout, Page, PrefillResult, SamplingParams
+from inference.contracts import ClassPolicy, EngineRequest, KVLayout, Logprobs, Page, PrefillResult, SamplingParams
 from inference.database import execute, query_one
 from inference.requests.models import State
 from inference.requests.state_change import Owner, json_value, state_change
@@ -42,6 +42,7 @@ class Claim:
     queue_ms: float
     remaining_s: float  # to the deadline
     handoff: HandOffTicket | None
+    logprobs: Logprobs = ()  # of the request's forced tokens, where it asks for them
 
 
 def request_offer(
@@ -112,7 +113,7 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
     assert row is not None, "the row was changed in this transaction"
     (tenant_id, epoch, policy, attempt, path, state, prompt, sampling, salt, elapsed_ms, remaining_s, *handoff, queue_ms) = row
     ticket = _ticket(*handoff) if handoff[0] else None
-    outputs = ticket.result.outputs if ticket else ((),)
+    result = ticket.result if ticket else None
     phase: Literal["prefill", "decode", "fused"] = (
         "decode" if state == State.DECODING else "prefill" if path == "split" else "fused"
     )
@@ -127,7 +128,7 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
             sampling=SamplingParams.from_json(json_value(sampling)),
             scope_salt=bytes(salt),
             phase=phase,
-            forced=outputs,
+            forced=result.outputs if result else (),
             priority=class_policy.priority,
         ),
         policy=class_policy,
@@ -137,6 +138,7 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
         queue_ms=queue_ms,
         remaining_s=remaining_s,
         handoff=ticket,
+        logprobs=result.logprobs if result else (),
     )
 
 

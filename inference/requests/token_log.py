@@ -9,12 +9,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from inference.contracts import TokenLogprob
 from inference.database import execute, query
 from inference.requests.models import OWNED
-from inference.transcript import Tokens, Transcript
+from inference.requests.state_change import json_value
+from inference.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,11 @@ class TokenRun:
     choice: int
     position: int
     ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per id, where the request asked for them
 
 
 _LONGER_WINS = """
-    ON CONFLICT (request_id, epoch, choice, position) DO UPDATE SET ids = excluded.ids
+    ON CONFLICT (request_id, epoch, choice, position) DO UPDATE SET ids = excluded.ids, logprobs = excluded.logprobs
                 WHERE cardinality(excluded.ids) > cardinality(inference_token_log.ids)"""
 
 
@@ -41,9 +45,9 @@ def token_log_append(*, slot: str, worker_epoch: int, runs: Sequence[TokenRun]) 
     """
     rows = query(
         f"""
-        INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids)
-        SELECT r.id, r.tenant_id, r.epoch, run.choice, run.position, run.ids
-          FROM jsonb_to_recordset(%s) AS run(request_id uuid, epoch int, choice int, position int, ids int[])
+        INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids, logprobs)
+        SELECT r.id, r.tenant_id, r.epoch, run.choice, run.position, run.ids, nullif(run.logprobs, 'null')
+          FROM jsonb_to_recordset(%s) AS run(request_id uuid, epoch int, choice int, position int, ids int[], logprobs jsonb)
           JOIN inference_request r ON r.id = run.request_id AND r.epoch = run.epoch
          WHERE r.owner = %s AND r.owner_epoch = %s AND r.state = ANY(%s)
          ORDER BY r.id, run.choice
@@ -63,9 +67,9 @@ def token_log_close(*, request_id: uuid.UUID, runs: Sequence[TokenRun]) -> None:
         return
     execute(
         f"""
-        INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids)
-        SELECT r.id, r.tenant_id, run.epoch, run.choice, run.position, run.ids
-          FROM jsonb_to_recordset(%s) AS run(epoch int, choice int, position int, ids int[]), inference_request r
+        INSERT INTO inference_token_log (request_id, tenant_id, epoch, choice, position, ids, logprobs)
+        SELECT r.id, r.tenant_id, run.epoch, run.choice, run.position, run.ids, nullif(run.logprobs, 'null')
+          FROM jsonb_to_recordset(%s) AS run(epoch int, choice int, position int, ids int[], logprobs jsonb), inference_request r
          WHERE r.id = %s
         {_LONGER_WINS}
         """,
@@ -74,15 +78,15 @@ def token_log_close(*, request_id: uuid.UUID, runs: Sequence[TokenRun]) -> None:
 
 
 def _json(runs: Iterable[TokenRun]) -> Jsonb:
-    names = ("request_id", "epoch", "choice", "position", "ids")
+    names = ("request_id", "epoch", "choice", "position", "ids", "logprobs")
     return Jsonb([{name: getattr(run, name) for name in names} for run in runs])
 
 
-def token_log_read(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Tokens:
-    """Tokens by choice. Empty where nothing is logged (yet)."""
+def token_log_read(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Transcript:
+    """Empty where nothing is logged (yet)."""
     rows = query(
         """
-        SELECT choice, position, ids FROM inference_token_log
+        SELECT choice, position, ids, logprobs FROM inference_token_log
          WHERE tenant_id = %s AND request_id = %s
            AND epoch = (SELECT max(epoch) FROM inference_token_log WHERE tenant_id = %s AND request_id = %s)
          ORDER BY choice, position
@@ -90,6 +94,11 @@ def token_log_read(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Tokens:
         [tenant_id, request_id, tenant_id, request_id],
     )
     transcript = Transcript()
-    for choice, position, ids in rows:
-        transcript.append(choice, ids[max(0, transcript.length(choice) + 1 - position) :])
-    return transcript.tokens if rows else ()
+    for choice, position, ids, logprobs in rows:
+        known = max(0, transcript.length(choice) + 1 - position)
+        transcript.append(choice, ids[known:], _logprobs(logprobs)[known:])
+    return transcript
+
+
+def _logprobs(stored: Any) -> list[TokenLogprob]:
+    return [TokenLogprob.from_json(entry) for entry in json_value(stored) or ()]

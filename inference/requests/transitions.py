@@ -195,7 +195,7 @@ def _outcome_of_handoff(request_id: uuid.UUID, code: str, message: str) -> Reque
 def _made_before_a_fault(request_id: uuid.UUID) -> int:
     """Tokens of an owner that died: the client may have read them. Their prompt's work was lost with it, and is not metered."""
     [(tenant_id, attempt)] = query("SELECT tenant_id, attempt FROM inference_request WHERE id = %s", [request_id])
-    return sum(map(len, token_log_read(tenant_id=tenant_id, request_id=request_id))) if attempt > 1 else 0
+    return token_log_read(tenant_id=tenant_id, request_id=request_id).count if attempt > 1 else 0
 
 
 def request_requeue(*, request_id: uuid.UUID, owner: str | None, owner_epoch: int | None, detail: str) -> int | None:

@@ -118,7 +118,7 @@ class Dispatcher:
         policy = row.waiting.path_policy
         if policy == "auto":
             policy = self._configuration["scheduling.path"]
-        waiting = Waiting(row.waiting.model, row.waiting.prompt_tokens, row.waiting.max_tokens, policy)
+        waiting = Waiting(row.waiting.model, row.waiting.prompt_tokens, row.waiting.max_tokens, policy, row.waiting.choices)
         return place_prefill(waiting, workers, overlap)
 
 
@@ -139,14 +139,14 @@ def _overlap(row: QueueRow, candidates: list[WorkerView]) -> dict[str, int]:
 
 def _charge(row: QueueRow, placement: Placement, workers: list[WorkerView]) -> None:
     """Counts an offer against its workers at once: the next request of this pass must see it."""
-    by_slot = {worker.slot: worker for worker in workers}
+    by_slot, waiting = {worker.slot: worker for worker in workers}, row.waiting
     if row.state == State.QUEUED:
         split = placement.path == "split"
-        by_slot[placement.slot].take(row.waiting.prompt_blocks if split else row.waiting.whole_blocks)
+        by_slot[placement.slot].take(waiting.prompt_blocks if split else waiting.whole_blocks, waiting.choices)
         if split and placement.decode_worker:
-            by_slot[placement.decode_worker].take(row.waiting.whole_blocks)
+            by_slot[placement.decode_worker].take(waiting.whole_blocks, waiting.choices)
     elif placement.slot != row.decode_worker:
-        by_slot[placement.slot].take(row.waiting.whole_blocks)
+        by_slot[placement.slot].take(waiting.whole_blocks, waiting.choices)
 
 
 def queue_length() -> int:
@@ -159,7 +159,7 @@ def queue_read(models: Sequence[str], limit: int) -> list[QueueRow]:
     rows = query(
         """
         SELECT r.id, r.state, r.epoch, r.decode_worker, coalesce(h.worker, ''), r.model, r.prompt_tokens, r.max_tokens,
-               coalesce(r.policy->>'path', 'auto')
+               coalesce(r.policy->>'path', 'auto'), r.choices
           FROM unnest(%s::text[]) AS served(model)
           CROSS JOIN LATERAL (
                 SELECT * FROM inference_request
@@ -186,8 +186,9 @@ def _queue_row(
     prompt_tokens: int,
     max_tokens: int,
     path: Any,
+    choices: int,
 ) -> QueueRow:
-    waiting = Waiting(model, prompt_tokens, max_tokens, path)
+    waiting = Waiting(model, prompt_tokens, max_tokens, path, choices)
     return QueueRow(request_id, State(state), epoch, decode_worker, source, waiting)
 
 
@@ -196,8 +197,8 @@ def workers_read() -> list[WorkerView]:
     rows = query(
         """
         WITH load AS (
-            SELECT slot, count(*) AS requests,
-                   sum((r.prompt_tokens + least(r.max_tokens, 256) + 15) / 16) AS blocks
+            SELECT slot, sum(r.choices)::int AS choices,
+                   sum((r.prompt_tokens + r.choices * least(r.max_tokens, 256) + 15) / 16) AS blocks
               FROM inference_request r
              CROSS JOIN LATERAL (
                     SELECT r.owner AS slot WHERE r.owner IS NOT NULL
@@ -209,7 +210,7 @@ def workers_read() -> list[WorkerView]:
              GROUP BY slot
         )
         SELECT w.slot, w.roles, w.model, w.layout->>'revision', (w.pool->>'total')::int, (w.load->>'max_running')::int,
-               coalesce(l.requests, 0), coalesce(l.blocks, 0)::int
+               coalesce(l.choices, 0), coalesce(l.blocks, 0)::int
           FROM coordination_worker w LEFT JOIN load l ON l.slot = w.slot
          WHERE w.state = 'ready' AND w.lease_until > clock_timestamp()
          ORDER BY w.slot

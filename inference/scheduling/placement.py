@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from inference.contracts import BLOCK_TOKENS, Path, PathPolicy
 
@@ -12,7 +12,7 @@ EXPECTED_OUTPUT_TOKENS = 256  # reserved at placement; longer answers rely on pr
 
 @dataclass(slots=True)
 class WorkerView:
-    """A live worker as the dispatcher sees it; `assigned_*` count what it owns and what it was promised."""
+    """A live worker as the dispatcher sees it; `assigned*` count choices and blocks: what it owns and what it was promised."""
 
     slot: str
     roles: frozenset[str]
@@ -28,8 +28,8 @@ class WorkerView:
         fits = self.assigned < self.max_running and self.assigned_blocks + blocks <= self.total_blocks
         return fits or self.assigned == 0
 
-    def take(self, blocks: int) -> None:
-        self.assigned += 1
+    def take(self, blocks: int, choices: int) -> None:
+        self.assigned += choices
         self.assigned_blocks += blocks
 
 
@@ -39,9 +39,9 @@ class Waiting:
 
     model: str
     prompt_tokens: int
-    max_tokens: int
+    max_tokens: int  # of each choice
     path_policy: PathPolicy
-    prefix: Sequence[bytes] = field(default=())
+    choices: int = 1
 
     @property
     def prompt_blocks(self) -> int:
@@ -49,7 +49,7 @@ class Waiting:
 
     @property
     def whole_blocks(self) -> int:
-        return -(-(self.prompt_tokens + min(self.max_tokens, EXPECTED_OUTPUT_TOKENS)) // BLOCK_TOKENS)
+        return -(-(self.prompt_tokens + self.choices * min(self.max_tokens, EXPECTED_OUTPUT_TOKENS)) // BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.contracts import FinishReason, PrefillResult, RequestOutcome
+from inference.contracts import FinishReason, PrefillResult, RequestOutcome, TokenLogprob
 from inference.engine.events import PhaseUsage
 from inference.requests.claims import Claim
 from inference.requests.models import State
@@ -25,10 +25,14 @@ class Verdict:
 
 @dataclass(slots=True)
 class Job:
-    """One claimed request. `outputs` are all tokens of each choice that the client has or will have, forced ones included."""
+    """One claimed request. `outputs` are all tokens of each choice that the client has or will have, forced ones included.
+
+    `logprobs` are parallel to them where the request asks for them, else empty.
+    """
 
     claim: Claim
     outputs: list[list[int]]
+    logprobs: list[list[TokenLogprob]]
     claimed_at: float = field(default_factory=time.monotonic)
     ttft_ms: float | None = None
     transfer_ms: float = 0.0
@@ -39,7 +43,13 @@ class Job:
     @classmethod
     def of(cls, claim: Claim) -> Job:
         ttft_ms = claim.handoff.result.ttft_ms if claim.handoff else None
-        return cls(claim=claim, outputs=[list(ids) for ids in claim.request.forced], ttft_ms=ttft_ms)
+        forced, choices = claim.request.forced, range(claim.request.sampling.n)
+        return cls(
+            claim=claim,
+            outputs=[list(forced[choice]) if choice < len(forced) else [] for choice in choices],
+            logprobs=[list(claim.logprobs[choice]) if choice < len(claim.logprobs) else [] for choice in choices],
+            ttft_ms=ttft_ms,
+        )
 
     @property
     def id(self) -> str:
@@ -61,17 +71,27 @@ class Job:
     def overdue(self) -> bool:
         return time.monotonic() - self.claimed_at > self.claim.remaining_s
 
-    def token(self, choice: int, token_id: int) -> None:
+    @property
+    def choices(self) -> int:
+        return len(self.outputs)
+
+    def token(self, choice: int, token_id: int, logprob: TokenLogprob | None) -> None:
+        """The order counts: the pulse, which logs both, never sees a token without its log-probability."""
+        if logprob is not None:
+            self.logprobs[choice].append(logprob)
         self.outputs[choice].append(token_id)
         if self.ttft_ms is None:
             self.ttft_ms = self.age_ms()
 
     def unlogged(self) -> list[TokenRun]:
         """What the token log does not have yet."""
-        rests = [(choice, self.logged.get(choice, 0), list(ids)) for choice, ids in enumerate(self.outputs)]
-        return [
-            TokenRun(self.id, self.epoch, choice, known + 1, tuple(ids[known:])) for choice, known, ids in rests if len(ids) > known
-        ]
+        rests = ((choice, self.logged.get(choice, 0), list(ids)) for choice, ids in enumerate(self.outputs))
+        return [self._run(choice, known, ids) for choice, known, ids in rests if len(ids) > known]
+
+    def _run(self, choice: int, known: int, ids: list[int]) -> TokenRun:
+        tells = self.claim.request.sampling.tells_logprobs
+        logprobs = tuple(self.logprobs[choice][known : len(ids)]) if tells else None
+        return TokenRun(self.id, self.epoch, choice, known + 1, tuple(ids[known:]), logprobs)
 
     def prefill_result(self, usage: PhaseUsage) -> PrefillResult:
         return PrefillResult(
@@ -83,6 +103,7 @@ class Job:
             prefill_ms=usage.prefill_ms,
             ttft_ms=self.ttft_ms or 0.0,
             wait_ms=usage.queue_ms,
+            logprobs=tuple(map(tuple, self.logprobs)),
         )
 
     def outcome(self, usage: PhaseUsage, reasons: tuple[FinishReason, ...] = (), verdict: Verdict | None = None) -> RequestOutcome:

@@ -78,7 +78,8 @@ class EngineLoop:
 
     @property
     def jobs(self) -> int:
-        return len(self._jobs)
+        """Choices that are computed here or will be: each takes a place in the batch."""
+        return sum(job.choices for job in list(self._jobs.values()))
 
     def held(self) -> list[uuid.UUID]:
         """Whose hand-offs are published: what the directory does not know yet, nobody may take for over."""
@@ -235,8 +236,8 @@ class EngineLoop:
             if job is None:
                 continue
             if isinstance(event, Token):
-                job.token(event.choice, event.token_id)
-                entries.append((job.id, TokenEntry(job.epoch, event.choice, event.position, (event.token_id,), event.text)))
+                job.token(event.choice, event.token_id, event.logprob)
+                entries.append((job.id, _token_entry(job.epoch, event)))
             else:
                 transitions.append(self._closing(job, event))
         if entries or transitions:
@@ -308,3 +309,15 @@ class EngineLoop:
 
     def _send(self, *transitions: Transition) -> None:
         self._courier.send(Parcel(transitions=transitions))
+
+
+def _token_entry(epoch: int, token: Token) -> TokenEntry:
+    return TokenEntry(
+        epoch,
+        token.choice,
+        token.position,
+        (token.token_id,),
+        token.text,
+        finish_reason=token.finish_reason,
+        logprobs=(token.logprob,) if token.logprob else (),
+    )

@@ -42,9 +42,11 @@ def with_forced(claimed: Claim) -> Claim:
         return claimed
     request = claimed.request
     failpoints.reach("takeover.read")
-    forced = token_log_read(tenant_id=claimed.tenant_id, request_id=uuid.UUID(request.request_id))
+    known = token_log_read(tenant_id=claimed.tenant_id, request_id=uuid.UUID(request.request_id))
     try:
-        forced = StreamWriter.shared().take_over(request.request_id, claimed.owner.epoch, forced)
+        known = StreamWriter.shared().take_over(request.request_id, claimed.owner.epoch, known)
     except RedisError as error:
         log.warning("request %s goes on from its token log: %s", request.request_id, error)
-    return dataclasses.replace(claimed, request=dataclasses.replace(request, forced=forced or ((),)))
+    if request.sampling.tells_logprobs:
+        known = known.told()
+    return dataclasses.replace(claimed, request=dataclasses.replace(request, forced=known.ids), logprobs=known.logprobs)

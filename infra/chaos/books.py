@@ -155,7 +155,7 @@ class Books:
         entries: Any = self._kitchen.valkey.xrange(stream_key(str(request_id)))
         for _, fields in entries:
             sieve.clean(stream_entry_from_json(json.loads(fields[b"e"])))
-        return list(sieve.transcript.tokens[0])
+        return list(next(iter(sieve.transcript.ids), ()))
 
     def _tokens_of_log(self, request_id: uuid.UUID) -> list[int]:
         ids: list[int] = []

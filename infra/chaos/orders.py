@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from inference.contracts import FinishReason, SamplingParams
+from inference.engine.history import History
 from inference.engine.loading import load_model
 from inference.engine.models.llama import LlamaModel
 from inference.engine.reference import one_thread, reference
 from inference.engine.sampler import sample
-from inference.text import ChatMessage, open_text
+from inference.text import ChatMessage, end_ids, open_text
 from inference.text.model_files import ensure_oracle
 from inference.text.stream import TextStream
 
@@ -81,16 +82,20 @@ class Oracle:
         while said < len(heard) and not stream.stopped:
             text += stream.push(heard[said])  # the end of text is a control token: it shows nothing
             said += 1
-        ended = stream.stopped or self._ends(heard[-1], order.sampling)
+        ended = stream.stopped or heard[-1] in end_ids(self._text, order.sampling)
         return Right(tuple(heard[:said]), text + stream.flush(), "stop" if ended else "length", len(prompt_ids))
 
     def _agrees(self, prompt_ids: Sequence[int], heard: Sequence[int], sampling: SamplingParams) -> bool:
         if not heard:
             return False
+        history, ends = History.of(sampling, prompt_ids), end_ids(self._text, sampling)
         with one_thread():
             rows = self._model.dense_rows([*prompt_ids, *heard[:-1]], len(prompt_ids) - 1)
-            wanted = [sample(row, sampling, choice=0, position=position) for position, row in enumerate(rows, 1)]
-        return wanted == list(heard) and self._is_whole(heard, sampling)
+            for position, (row, token_id) in enumerate(zip(rows, heard, strict=True), 1):
+                if sample(row, sampling, choice=0, position=position, history=history, ends=ends) != token_id:
+                    return False
+                history.add(token_id)
+        return self._is_whole(heard, sampling)
 
     def _is_whole(self, heard: Sequence[int], sampling: SamplingParams) -> bool:
         stream = TextStream(self._text, sampling.stop)
@@ -99,11 +104,8 @@ class Oracle:
             if stopped:
                 return False
             stream.push(token)
-            stopped = stream.stopped or self._ends(token, sampling)
+            stopped = stream.stopped or token in end_ids(self._text, sampling)
         return stopped or len(heard) == sampling.max_tokens
-
-    def _ends(self, token: int, sampling: SamplingParams) -> bool:
-        return token in self._text.eos_ids and not sampling.ignore_eos
 
 
 def crowd(label: str, count: int, seed: int) -> list[Order]:

@@ -24,7 +24,11 @@ ClaimRequest = Callable[..., Claim]
 @pytest.fixture
 def make_request(db: None) -> MakeRequest:
     def make(
-        *, prompt: tuple[int, ...] = tuple(range(1, 21)), max_tokens: int = 8, policy: ClassPolicy | None = None
+        *,
+        prompt: tuple[int, ...] = tuple(range(1, 21)),
+        max_tokens: int = 8,
+        policy: ClassPolicy | None = None,
+        sampling: SamplingParams | None = None,
     ) -> InferenceRequest:
         request_id = new_request_id()
         submit(
@@ -35,7 +39,7 @@ def make_request(db: None) -> MakeRequest:
                 key_id=str(uuid.uuid4()),
                 model="tiny",
                 prompt_ids=prompt,
-                sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+                sampling=sampling or SamplingParams(max_tokens=max_tokens, temperature=0.0),
                 policy=policy or ClassPolicy(),
                 scope_salt=b"s" * 32,
                 stream=True,

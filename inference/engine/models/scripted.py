@@ -7,8 +7,8 @@ The last JSON object of the form {"script": {...}} in the prompt counts; without
     delay_ms     how long each token takes (batch-mates wait too, as in a real step)
     finish       "stop" (default): the end-of-text token follows; "length": the last token again and again
 
-It keeps KV like any model: an entry holds the token and its position. Every step reads back all entries of each sequence whose logits are wanted
-and answers NaN where one is wrong, so that a page that was lost, mixed up or overwritten shows.
+It keeps KV like any model: an entry holds the token and its position. Every step reads back all entries of each sequence whose
+logits are wanted, and answers NaN where one is wrong, so that a page that was lost, mixed up or overwritten shows.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from controlplane.gateway.schema import ChatRequest
 from controlplane.gateway.threads import in_database
 from controlplane.tenants.services import scope_salt_of
 from inference.contracts import ClassPolicy, SamplingParams, Submission
-from inference.text import AnswerText, ChatTemplateError, ModelText
+from inference.text import ChatTemplateError, ModelText, answer_text
 
 CLIENT_FAULTS = ("chat_template_refused", "chat_role_unknown")
 
@@ -141,7 +141,7 @@ async def _enter(call: Call, submission: Submission, text: ModelText) -> Complet
     call.rate.check()
     process.open_requests += 1
     subscription = (await process.reader()).subscribe(submission.request_id)
-    answer = partial(_answer, text, submission.sampling)
+    answer = partial(answer_text, text, submission.sampling, submission.sampling.max_tokens)
     completion = Completion(process, key, call.id, subscription, answer, unused_tokens=submission.sampling.max_tokens)
     admission = asyncio.create_task(in_database(request_admit, submission, tariff=tariff))
     try:
@@ -153,11 +153,6 @@ async def _enter(call: Call, submission: Submission, text: ModelText) -> Complet
         _never_ran(completion, tokens, certain=isinstance(error, ApiError))
         raise
     return completion
-
-
-def _answer(text: ModelText, sampling: SamplingParams) -> AnswerText:
-    eos_ids = frozenset[int]() if sampling.ignore_eos else text.eos_ids
-    return AnswerText(text, stop=sampling.stop, eos_ids=eos_ids, limit=sampling.max_tokens)
 
 
 async def _take(call: Call, tokens: int) -> RateState:

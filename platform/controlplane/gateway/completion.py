@@ -25,7 +25,7 @@ from inference.requests.models import FINAL, InferenceRequest, State
 from inference.requests.token_log import token_log_read
 from inference.streams import Subscription
 from inference.text import AnswerText
-from inference.transcript import DIFFERS, STREAM_LOST, Gap, Tokens
+from inference.transcript import DIFFERS, STREAM_LOST, Gap, Transcript
 from inference.usage.models import Meter, UsageRow
 
 log = logging.getLogger("brigade.gateway")
@@ -57,7 +57,7 @@ class RowState:
     error_message: str
     overdue_s: float
     finish: FinishEntry  # what the stream's last entry says, where the request is done
-    logged: Tokens
+    logged: Transcript
 
 
 @dataclass(slots=True)
@@ -126,15 +126,17 @@ class Completion:
     def _from_log(self, row: RowState) -> list[Heard]:
         transcript = self.subscription.transcript
         entries: list[Heard] = []
-        for choice, ids in enumerate(row.logged):
+        for choice, (ids, logprobs) in enumerate(zip(row.logged.ids, row.logged.logprobs, strict=True)):
             if not transcript.agrees(choice, 1, ids):
                 return [ErrorEntry(row.finish.epoch, STREAM_LOST, DIFFERS)]
             answer = self._answers.setdefault(choice, self.new_answer())
-            for token_id in transcript.tokens[choice][answer.count :]:
+            known = transcript.length(choice)
+            for token_id in ids[answer.count : known]:
                 answer.accept(token_id)
-            for position, token_id in enumerate(ids[answer.count :], answer.count + 1):
-                entries.append(TokenEntry(row.finish.epoch, choice, position, (token_id,), answer.accept(token_id)))
-                transcript.append(choice, (token_id,))
+            for index, token_id in enumerate(ids[known:], known):
+                text, told = answer.accept(token_id), logprobs[index : index + 1]
+                entries.append(TokenEntry(row.finish.epoch, choice, index + 1, (token_id,), text, answer.finish_reason, told))
+                transcript.append(choice, (token_id,), told)
         return entries
 
     def _end_by_row(self, row: RowState) -> FinishEntry | ErrorEntry | None:

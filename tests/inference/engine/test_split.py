@@ -11,7 +11,18 @@ from inference.engine.engine import Engine
 from inference.engine.errors import EngineRefusal
 from inference.engine.events import EngineEvent, Prefilled
 from tests.inference.engine import support
-from tests.inference.engine.support import GREEDY, assert_idle, copy_pages, drain, engine, expected, ids_of, prefilled, prompt, request
+from tests.inference.engine.support import (
+    GREEDY,
+    assert_idle,
+    copy_pages,
+    drain,
+    engine,
+    expected,
+    ids_of,
+    prefilled,
+    prompt,
+    request,
+)
 
 LENGTHS = (1, 5, 15, 16, 17, 32, 50)
 

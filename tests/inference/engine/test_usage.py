@@ -1,6 +1,6 @@
 """What is counted as computed, cached, recomputed, and for how long KV is held."""
 
-from inference.engine.usage import UsageMeter, phase_usage, percentiles_ms
+from inference.engine.usage import UsageMeter, percentiles_ms, phase_usage
 
 
 def test_a_prompt_found_in_part_is_computed_for_the_rest() -> None:

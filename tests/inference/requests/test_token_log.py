@@ -30,7 +30,7 @@ def append(claim: Claim, *runs: TokenRun) -> list[TokenRun]:
 
 
 def read(claim: Claim) -> tuple[tuple[int, ...], ...]:
-    return token_log_read(tenant_id=claim.tenant_id, request_id=uuid.UUID(claim.request.request_id))
+    return token_log_read(tenant_id=claim.tenant_id, request_id=uuid.UUID(claim.request.request_id)).ids
 
 
 def requeue(claim: Claim) -> None:

@@ -13,7 +13,7 @@ import pytest
 import redis
 from django.db import connections
 
-from inference.contracts import PoolCounters, SamplingParams, TokenEntry, stream_entry_from_json
+from inference.contracts import PoolCounters, SamplingParams, stream_entry_from_json
 from inference.coordination.leases import lease_take
 from inference.coordination.registry import worker_register
 from inference.engine.config import EngineConfig
@@ -28,7 +28,7 @@ from inference.requests.models import FINAL, InferenceRequest, State
 from inference.streams import StreamWriter, stream_key
 from inference.text import ModelText, open_text
 from inference.text.model_files import ensure_oracle
-from inference.transcript import EntryFilter
+from inference.transcript import EntryFilter, Transcript
 from inference.workers.courier import Courier
 from inference.workers.loop import EngineLoop
 from inference.workers.transfers import Transfers
@@ -133,10 +133,19 @@ class Kitchen:
             self.until(lambda station=station: station.loop.pool.held == station.loop.pool.quarantined == 0)  # type: ignore[misc]
 
     def ids(self, request: InferenceRequest) -> list[int]:
+        """Of the first choice."""
+        return list(next(iter(self.heard(request).ids), ()))
+
+    def heard(self, request: InferenceRequest) -> Transcript:
         sieve = EntryFilter()
         raw: Any = self._redis.xrange(stream_key(str(request.id)))
-        entries = [sieve.clean(stream_entry_from_json(json.loads(fields[b"e"]))) for _, fields in raw]
-        return [token_id for entry in entries if isinstance(entry, TokenEntry) for token_id in entry.ids]
+        for _, fields in raw:
+            sieve.clean(stream_entry_from_json(json.loads(fields[b"e"])))
+        return sieve.transcript
+
+    def expected_choices(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        eos_ids = self.text.eos_ids
+        return tuple(tuple(reference(self.model, prompt, params, eos_ids=eos_ids, choice=index)) for index in range(params.n))
 
     def expected(self, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)

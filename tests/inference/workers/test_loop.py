@@ -196,7 +196,7 @@ def test_what_the_log_has_is_not_computed_again_as_new(kitchen: Kitchen, make_re
 
 
 def logged_ids(request: InferenceRequest) -> tuple[int, ...]:
-    return next(iter(token_log_read(tenant_id=request.tenant_id, request_id=request.id)), ())
+    return next(iter(token_log_read(tenant_id=request.tenant_id, request_id=request.id).ids), ())
 
 
 def test_a_request_over_its_deadline_expires_and_is_not_billed(kitchen: Kitchen, make_request: MakeRequest) -> None:
