@@ -86,13 +86,15 @@ def quote_nano_usd(
     return quote_at(tariff, prompt_tokens=prompt_tokens, max_tokens=max_tokens, deadline_s=deadline_s)
 
 
-def quote_at(tariff: Tariff, *, prompt_tokens: int, max_tokens: int, deadline_s: float = DEFAULT_DEADLINE_S) -> int:
-    """In nano-USD: no cache hit, all of max_tokens, its KV held on both sides until the deadline."""
-    blocks = -(-(prompt_tokens + max_tokens) // BLOCK_TOKENS)
+def quote_at(
+    tariff: Tariff, *, prompt_tokens: int, max_tokens: int, choices: int = 1, deadline_s: float = DEFAULT_DEADLINE_S
+) -> int:
+    """In nano-USD: no cache hit, all of max_tokens in every choice, each with KV of its own on both sides until the deadline."""
+    blocks = choices * -(-(prompt_tokens + max_tokens) // BLOCK_TOKENS)
     token_microseconds = blocks * BLOCK_TOKENS * STORAGE_COPIES * round(deadline_s * 1_000_000)
     return (
         _ceiling(prompt_tokens, tariff.dearest(Meter.PREFILL_COMPUTED, Meter.PREFILL_CACHED))
-        + _ceiling(max_tokens, tariff.dearest(Meter.DECODE))
+        + _ceiling(choices * max_tokens, tariff.dearest(Meter.DECODE))
         + _ceiling(token_microseconds, tariff.dearest(Meter.KV_TOKEN_SECONDS))
     )
 

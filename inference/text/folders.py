@@ -75,7 +75,10 @@ def _gguf_text(folder: Path, metadata: dict[str, Any]) -> ModelText:
         revision=model_revision(folder),
         pieces=[_piece(token, kind) for token, kind in zip(tokens, types, strict=True)],
         special=special_tokens(
-            special, metadata.get("tokenizer.ggml.bos_token_id"), frozenset(end for end in ends if end is not None)
+            special,
+            metadata.get("tokenizer.ggml.bos_token_id"),
+            frozenset(end for end in ends if end is not None),
+            add_bos=metadata.get("tokenizer.ggml.add_bos_token") is True,
         ),
         encode_plain=partial(encode_plain, tokenizer),
         context_length=int(metadata[f"{metadata['general.architecture']}.context_length"]),

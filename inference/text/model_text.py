@@ -21,6 +21,7 @@ class SpecialTokens:
     bos_id: int | None = None
     eos_ids: frozenset[int] = frozenset()
     pattern: re.Pattern[str] | None = None
+    add_bos: bool = False  # the model was trained on texts that begin with the BOS
 
     def text_of(self, token_id: int | None) -> str:
         return next((text for text, index in self.ids.items() if index == token_id), "")
@@ -30,10 +31,10 @@ class SpecialTokens:
         return self.pattern.split(text) if self.pattern else [text]
 
 
-def special_tokens(ids: Mapping[str, int], bos_id: int | None, eos_ids: frozenset[int]) -> SpecialTokens:
+def special_tokens(ids: Mapping[str, int], bos_id: int | None, eos_ids: frozenset[int], *, add_bos: bool = False) -> SpecialTokens:
     longest_first = sorted((text for text in ids if text), key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-    return SpecialTokens(ids, bos_id, eos_ids, pattern)
+    return SpecialTokens(ids, bos_id, eos_ids, pattern, add_bos and bos_id is not None)
 
 
 class ModelText:
@@ -57,6 +58,7 @@ class ModelText:
         self._pieces = pieces
         self._encode_plain = encode_plain
         self._shares = _shares(pieces)
+        self._literals = {index: text for text, index in special.ids.items()}
         self._chat = ChatTemplate(
             chat_template,
             bos_token=special.text_of(special.bos_id),
@@ -84,6 +86,11 @@ class ModelText:
         text = _without_surrogates(text)
         return self._encode_parts(self.special.split(text)) if special else self._encode_plain(text)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text that stands alone: it begins with one BOS where the model expects that. No text is a special token."""
+        bos = [self.special.bos_id] if self.special.add_bos and self.special.bos_id is not None else []
+        return bos + self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of all ids; control tokens show nothing, invalid UTF-8 is U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
@@ -93,6 +100,10 @@ class ModelText:
         if not 0 <= token_id < len(self._pieces):
             raise UnknownTokenError("A token id lies outside the model's vocabulary.", detail=str(token_id))
         return self._pieces[token_id]
+
+    def literal(self, token_id: int) -> str | None:
+        """How a control token is written; None for a token that is text."""
+        return None if self.token_bytes(token_id) else self._literals.get(token_id)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of the conversation in the model's own form, with the generation prompt. Raises `ChatTemplateError`.

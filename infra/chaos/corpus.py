@@ -13,6 +13,7 @@ from typing import Any
 
 KEY = b"$KEY"
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 MODEL = "tiny"
 REFUSED, SERVED = (400,), (200,)
 
@@ -32,7 +33,7 @@ class Case:
 def corpus() -> list[Case]:
     kinds = (
         *(_broken_json, _wrong_types, _text, _depth, _numbers, _names_twice, _counts, _messages, _not_supported, _serving_extras),
-        *(_extremes, _media, _heads, _bodies, _methods, _paths, _keys, _no_http),
+        *(_sampling, _completions, _extremes, _media, _heads, _bodies, _methods, _paths, _keys, _no_http),
     )
     return [case for kind in kinds for case in kind()]
 
@@ -62,6 +63,15 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 def chat(**fields: Any) -> bytes:
     return request(json.dumps(chat_body(**fields)).encode(), "Content-Type: application/json")
+
+
+def completion(**fields: Any) -> bytes:
+    body = json.dumps({"model": MODEL, "prompt": "Hi", "max_tokens": 4, **fields}).encode()
+    return request(body, "Content-Type: application/json", path=COMPLETIONS)
+
+
+def _completion_raw(fragment: str) -> bytes:
+    return request(f'{{"model": "{MODEL}", {fragment}}}'.encode(), "Content-Type: application/json", path=COMPLETIONS)
 
 
 def _raw(body: str | bytes) -> bytes:
@@ -336,12 +346,6 @@ def _messages() -> Iterator[Case]:
 
 def _not_supported() -> Iterator[Case]:
     values: dict[str, tuple[Any, ...]] = {
-        "n": (0, 2, -1, 10**9, 10**30, 1.5, True, "1", []),
-        "logprobs": (True, 1, 5, 10**9, "true"),
-        "top_logprobs": (0, 20, 10**9, -1),
-        "logit_bias": ({"0": 1}, {"-1": 100}, {"999999999999": -100}, {"x": 1}, {"1": "x"}, [], 5, {str(10**30): 1e300}),
-        "frequency_penalty": (0.5, -2, 10**400, "0", True),
-        "presence_penalty": (0.1, 1e300, [0]),
         "response_format": (
             {"type": "json_object"},
             {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
@@ -376,10 +380,7 @@ def _not_supported() -> Iterator[Case]:
 def _serving_extras() -> Iterator[Case]:
     """Parameters of serving engines, which would reach too far: ids, templates, paths, places in the system."""
     extras: dict[str, Any] = {
-        "prompt_logprobs": 10**9,
         "best_of": 10**9,
-        "min_tokens": 10**9,
-        "stop_token_ids": [-1, 10**9],
         "allowed_token_ids": [10**12],
         "bad_words": [""],
         "use_beam_search": True,
@@ -424,6 +425,92 @@ def _serving_extras() -> Iterator[Case]:
         "Model": "tiny",
     }
     yield from _each("serving extras", REFUSED, {name: chat(**{name: value}) for name, value in extras.items()})
+
+
+def _sampling() -> Iterator[Case]:
+    """What makes an engine allocate, divide by nothing, or read beyond its vocabulary."""
+    values: dict[str, tuple[Any, ...]] = {
+        "n": (0, 17, -1, 10**9, 10**30, 1.5, True, "1", []),
+        "logprobs": (1, 5, 10**9, "true", -1),
+        "top_logprobs": (0, 20, 10**9, -1, True),
+        "prompt_logprobs": (21, 10**9, 10**400, -1, True, "1"),
+        "logit_bias": (
+            *({"-1": 100}, {"290": 1}, {"999999999999": -100}, {"x": 1}, {"1": "x"}, {"01": 1}, {"+1": 1}, {" 1": 1}, {"1.0": 1}),
+            *([], 5, "x", {str(10**30): 1}, {"1": 1e300}, {"1": 100.1}, {"1": None}, {"1": True}, {"1": [1]}, {"": 1}, [[1, 1]]),
+            {str(token): 1 for token in range(1_025)},
+        ),
+        "frequency_penalty": (2.01, -2.01, 10**400, "0", True),
+        "presence_penalty": (2.01, 1e300, [0]),
+        "repetition_penalty": (0, -1, 5e-324, 2.01, 1e308, "1", True),
+        "min_p": (-0.1, 1.01, 1e308, "0", True),
+        "stop_token_ids": (5, "x", [-1], [290], [10**9], [10**30], [1.0], [True], [None], [[1]], ["1"], [1] * 65, {"0": 1}),
+        "min_tokens": (5, -1, 10**9, 10**30, 0.5, "1", True),
+    }
+    for field, wrong in values.items():
+        yield from _each("sampling", REFUSED, {f"{field} {str(value)[:30]}": chat(**{field: value}) for value in wrong})
+    million = ", ".join(f'"{token}": 1' for token in range(200_000))
+    wires = {
+        "a vast logit_bias": _with(f'"logit_bias": {{{million}}}'),
+        "the same token twice": _with('"logit_bias": {"1": 1, "1": 2}'),
+        "vast stop_token_ids": _with(f'"stop_token_ids": [{"1," * 500_000}1]'),
+        "prompt_logprobs of a stream": chat(prompt_logprobs=1, stream=True),
+        "more answers than the context": chat(n=16, max_tokens=2_040),
+    }
+    yield from _each("sampling", REFUSED, wires)
+    served = {
+        "all at their ends": chat(
+            n=16,
+            min_p=1,
+            frequency_penalty=2,
+            presence_penalty=-2.0,
+            repetition_penalty=2,
+            logit_bias={"0": -100, "289": 100},
+            stop_token_ids=[0, 289, 0],
+            min_tokens=4,
+            seed=0,
+        ),
+        "the largest logit_bias": chat(logit_bias={str(token): 100 for token in range(290)}),
+        "a stream of many": chat(n=16, stream=True, stream_options={"include_usage": True}),
+    }
+    yield from _each("sampling", SERVED, served)
+
+
+def _completions() -> Iterator[Case]:
+    prompts: dict[str, tuple[Any, ...]] = {
+        "mixed": (["a", 1], [1, "a"], [[1], "a"], ["a", [1]], [1, [1]], [[1], 1], [None, 1], [[1], None]),
+        "nested": ([[[1]]], [[["a"]]], {"a": 1}, [{"text": "a"}], [[1], [[2]]], [[]], [[1], []]),
+        "ids": ([1.0], [0.5], [True], [-1], [290], [10**9], [10**30], ["1", -1], [[1], [290]], [1, None]),
+        "counts": ([], ["a"] * 17, [[1]] * 17, ["a"] * 100_000, [[1]] * 100_000, [[]] * 100_000),
+        "vast": ([1] * 1_000_000, [[1] * 600_000, [2] * 400_000], "x" * 1_048_577, ["x" * 600_000] * 2, [[1] * 3_000]),
+        "types": (5, True, 1.5, None, {}),
+    }
+    for kind, wrong in prompts.items():
+        wires = {f"{kind} {number} {str(value)[:30]}": completion(prompt=value) for number, value in enumerate(wrong)}
+        yield from _each("completions", REFUSED, wires)
+    fields = {
+        "suffix": completion(suffix="x"),
+        "best_of": completion(best_of=10**9),
+        "logprobs that are true": completion(logprobs=True),
+        "vast logprobs": completion(logprobs=10**9),
+        "more answers than allowed": completion(prompt=["a"] * 16, n=3),
+        "echo that is none": completion(echo="yes"),
+        "messages": completion(messages=[{"role": "user", "content": "Hi"}]),
+        "half a pair": _completion_raw('"prompt": "\\ud800"'),
+        "half a pair in a list": _completion_raw('"prompt": ["a", "\\udc00"]'),
+        "no prompt": _completion_raw('"max_tokens": 4'),
+    }
+    yield from _each("completions", REFUSED, fields)
+    served = {
+        "a text": completion(),
+        "an empty text": completion(prompt=""),
+        "controls": completion(prompt="a\0<|eos|><|bos|>{{ 7*7 }}\x1b"),
+        "control tokens by id": completion(prompt=[256, 257, 65]),
+        "all kinds of ids": completion(prompt=[[65], [0, 289]], n=2),
+        "as many as allowed": completion(prompt=["a"] * 16, n=2, stream=True),
+        "echo": completion(prompt=["a", "\U0001f373"], echo=True),
+        "neutral": completion(suffix="", best_of=1, logit_bias={}, n=1, user="x"),
+    }
+    yield from _each("completions", SERVED, served)
 
 
 def _extremes() -> Iterator[Case]:
@@ -555,6 +642,7 @@ def _bodies() -> Iterator[Case]:
 def _methods() -> Iterator[Case]:
     for path, wrong in (
         (CHAT, ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")),
+        (COMPLETIONS, ("GET", "PUT", "DELETE")),
         ("/v1/models", ("POST", "PUT", "DELETE")),
     ):
         yield from _each("methods", (405,), {f"{method} {path}": request(b"", method=method, path=path) for method in wrong})
@@ -588,7 +676,6 @@ def _paths() -> Iterator[Case]:
         ),
         *("/v1/requests/chatcmpl-" + "A" * 32, "/v1/requests/..%2fmodels", "/v1/requests/chatcmpl-" + "%C2%B2" * 32, "/v1/chat"),
         *(
-            "/v1/completions",
             "/v1/embeddings",
             "/v1/responses",
             "/v1/files",

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,7 +30,7 @@ from controlplane.keys.models import ApiKey
 from controlplane.keys.services import api_key_create
 from controlplane.tenants.models import Organisation, Project
 from controlplane.tenants.services import organisation_create, project_create
-from inference.contracts import ErrorEntry, FinishEntry, FinishReason, RequestOutcome, StreamEntry, TokenEntry
+from inference.contracts import ErrorEntry, FinishEntry, FinishReason, RequestOutcome, StreamEntry, TokenEntry, TokenLogprob
 from inference.coordination.models import Heartbeat, Worker, WorkerState
 from inference.database import execute, query
 from inference.requests.models import InferenceRequest, RequestBody, RequestEvent, State
@@ -159,20 +160,47 @@ class Job:
 
     id: uuid.UUID
     prompt_tokens: int
-    ids: list[int] = field(default_factory=list)
+    choices: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    figures: dict[int, list[TokenLogprob]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
     owner: Owner = field(default_factory=lambda: Owner("w0", 1, 1))
     shown: TextStream = field(default_factory=lambda: TextStream(tiny_text()))
 
     @property
+    def ids(self) -> list[int]:
+        return self.choices[0]
+
+    @property
     def tokens(self) -> int:
-        return len(self.ids)
+        return sum(map(len, self.choices.values()))
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        return dict(RequestBody.objects.get(request_id=self.id).sampling)
+
+    @property
+    def prompt(self) -> list[int]:
+        return list(RequestBody.objects.get(request_id=self.id).prompt_ids)
 
     def write(self, *entries: StreamEntry) -> None:
         StreamWriter.shared().write([(str(self.id), entry) for entry in entries])
 
-    def say(self, text: str, ids: tuple[int, ...] = (65,)) -> Self:
-        self.write(TokenEntry(self.owner.epoch, 0, self.tokens + 1, ids, text))
-        self.ids += ids
+    def say(
+        self,
+        text: str,
+        ids: tuple[int, ...] = (65,),
+        *,
+        choice: int = 0,
+        finish: FinishReason | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> Self:
+        """`finish` ends the choice with these tokens."""
+        mine = self.choices[choice]
+        self.write(TokenEntry(self.owner.epoch, choice, len(mine) + 1, ids, text, finish, logprobs))
+        mine += ids
+        self.figures[choice] += logprobs
+        if finish:
+            self.reasons[choice] = finish
         return self
 
     def speak(self, text: str) -> Self:
@@ -186,7 +214,7 @@ class Job:
         ids = tiny_text().encode(text)
         for token_id in ids:
             self.shown.push(token_id)
-        self.ids += ids
+        self.ids.extend(ids)
         return self
 
     def log(self) -> Self:
@@ -195,8 +223,8 @@ class Job:
         assert token_log_append(slot=self.owner.slot, worker_epoch=self.owner.worker_epoch, runs=[run]) == [run]
         return self
 
-    def run(self) -> TokenRun:
-        return TokenRun(str(self.id), self.owner.epoch, 0, 1, tuple(self.ids))
+    def run(self, choice: int = 0) -> TokenRun:
+        return TokenRun(str(self.id), self.owner.epoch, choice, 1, tuple(self.choices[choice]), tuple(self.figures[choice]) or None)
 
     def outcome(self, **changes: Any) -> RequestOutcome:
         cached = changes.pop("cached", 0)
@@ -204,10 +232,13 @@ class Job:
         return RequestOutcome(**{**values, **changes})
 
     def done(self, reason: FinishReason = "stop", cached: int = 0, *, announce: bool = True, logged: bool = True) -> None:
-        outcome = self.outcome(reasons=(reason,), cached=cached, timing_ms={"ttft": 1.5, "itl": {"p50": 1.0}})
-        assert request_finish(self.owner, request_id=self.id, state=State.DONE, outcome=outcome, rest=[self.run()] * logged)
+        """`reason` is of the choices that have none yet."""
+        reasons = tuple(self.reasons.get(choice, reason) for choice in range(max(self.choices, default=0) + 1))
+        outcome = self.outcome(reasons=reasons, cached=cached, timing_ms={"ttft": 1.5, "itl": {"p50": 1.0}})
+        runs = [self.run(choice) for choice in self.choices] * logged
+        assert request_finish(self.owner, request_id=self.id, state=State.DONE, outcome=outcome, rest=runs)
         if announce:
-            self.write(FinishEntry(self.owner.epoch, (reason,), self.prompt_tokens, cached, self.tokens))
+            self.write(FinishEntry(self.owner.epoch, reasons, self.prompt_tokens, cached, self.tokens))
 
     def fail(self, code: str, message: str, *, announce: bool = True) -> None:
         outcome = self.outcome(error_code=code, error_message=message)
@@ -226,11 +257,24 @@ class Job:
 Script = Callable[[Job], object]
 
 
+def greet(job: Job) -> None:
+    """Two tokens to each choice, with what was asked for."""
+    sampling = job.sampling
+    known = TokenLogprob(-0.5, ((65, -0.5), (66, -1.5))[: sampling["logprobs"] or 0])
+    prompt = (None, *[known] * (job.prompt_tokens - 1)) if sampling["prompt_logprobs"] is not None else ()
+    for choice in range(sampling["n"]):
+        first = (known._replace(prompt=prompt if choice == 0 else ()),)
+        told = sampling["logprobs"] is not None or sampling["prompt_logprobs"] is not None
+        job.say("Hello", choice=choice, logprobs=first * told)
+        job.say(" world", choice=choice, finish="stop", logprobs=(known,) * told)
+    job.done()
+
+
 class ScriptedWorker:
     """Claims each queued request and plays the script."""
 
     def __init__(self) -> None:
-        self.script: Script = lambda job: job.say("Hello").say(" world").done()
+        self.script: Script = greet
         self.failures: list[BaseException] = []
         self.played = 0
         self._stop = threading.Event()

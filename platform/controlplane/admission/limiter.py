@@ -1,8 +1,8 @@
 """Rate limits of a key: requests per minute, tokens per minute, requests at once. One script decides all three, or takes nothing.
 
 The windows lie in Valkey and may be lost; money is guarded by the holds in PostgreSQL. Time is Valkey's own.
-A token bucket per minute limit: full at the start, refilled evenly. Tokens are taken as prompt + max_tokens, and what was not
-generated is given back at the end.
+A token bucket per minute limit: full at the start, refilled evenly. Tokens are taken as prompt + choices x max_tokens, and what was
+not generated is given back at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,7 @@ from controlplane.errors import Overloaded, RateLimitExceeded, RequestAboveRateL
 from controlplane.gateway.limits import LIMITER_CONNECTIONS, RATE_WINDOW_S, RELEASE_PATIENCE_S, RELEASE_RETRY_S
 from controlplane.keys.verification import KeyRecord
 
-Verdict = Literal["ok", "requests", "tokens", "concurrent", "size"]
+Verdict = Literal["ok", "requests", "tokens", "concurrent", "size", "count"]
 
 _LEVEL = """
 local time = redis.call('TIME')
@@ -38,25 +39,26 @@ local function store(key, value)
 end
 """
 
-# KEYS requests, tokens, running. ARGV window ms, limits of the three, tokens wanted, request id ('' only looks), lease ms
+# KEYS requests, tokens, running. ARGV window ms, limits of the three, tokens wanted, lease ms, request ids (none: only looks)
 TAKE = (
     _LEVEL
     + """
 local most_requests, most_tokens, most_running = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local wanted, id, lease = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local wanted, lease, count = tonumber(ARGV[5]), tonumber(ARGV[6]), #ARGV - 6
 local requests, tokens = level(KEYS[1], most_requests), level(KEYS[2], most_tokens)
 local verdict, wait = 'ok', 0
-if id ~= '' then
+if count > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
   if wanted > most_tokens then verdict = 'size'
-  elseif requests < 1 then verdict = 'requests'; wait = (1 - requests) * window / most_requests
+  elseif count > most_requests or count > most_running then verdict = 'count'
+  elseif requests < count then verdict = 'requests'; wait = (count - requests) * window / most_requests
   elseif tokens < wanted then verdict = 'tokens'; wait = (wanted - tokens) * window / most_tokens
-  elseif redis.call('ZCARD', KEYS[3]) >= most_running then verdict = 'concurrent'; wait = 1000
+  elseif redis.call('ZCARD', KEYS[3]) + count > most_running then verdict = 'concurrent'; wait = 1000
   else
-    requests, tokens = requests - 1, tokens - wanted
+    requests, tokens = requests - count, tokens - wanted
     store(KEYS[1], requests)
     store(KEYS[2], tokens)
-    redis.call('ZADD', KEYS[3], now + lease, id)
+    for i = 7, #ARGV do redis.call('ZADD', KEYS[3], now + lease, ARGV[i]) end
     redis.call('PEXPIRE', KEYS[3], lease)
   end
 end
@@ -124,6 +126,8 @@ class RateState:
             raise RequestAboveRateLimit(
                 f"The request is larger than your limit of {self.tokens.limit} tokens per minute.", param="max_tokens"
             )
+        if self.verdict == "count":
+            raise RequestAboveRateLimit("These are more prompts than your key may have per minute or at once.", param="prompt")
         if self.verdict != "ok":
             raise RateLimitExceeded(_MESSAGES[self.verdict].format(self=self), retry_after_s=self.wait_s)
 
@@ -164,11 +168,12 @@ class Limiter:
         self._lease_ms = int(lease_s * 1_000)
         self._places: dict[str, set[str]] = {}  # request ids by the name of their key's set
 
-    async def take(self, key: KeyRecord, *, request_id: uuid.UUID, tokens: int) -> RateState:
-        """Counts the request, or nothing where the verdict is not ok."""
-        state = await self._ask(key, str(request_id), tokens)
+    async def take(self, key: KeyRecord, *, request_ids: Sequence[uuid.UUID], tokens: int) -> RateState:
+        """Counts all of the requests, which take so many tokens together, or nothing where the verdict is not ok."""
+        ids = [str(request_id) for request_id in request_ids]
+        state = await self._ask(key, ids, tokens)
         if state.verdict == "ok":
-            self._places.setdefault(_names(key.key_id)[2], set()).add(str(request_id))
+            self._places.setdefault(_names(key.key_id)[2], set()).update(ids)
         return state
 
     async def renew_always(self) -> None:
@@ -183,7 +188,7 @@ class Limiter:
             await self._renew(keys=[name], args=[self._lease_ms, *ids])
 
     async def look(self, key: KeyRecord) -> RateState:
-        return await self._ask(key, "", 0)
+        return await self._ask(key, [], 0)
 
     async def release(self, key: KeyRecord, *, request_id: uuid.UUID, unused_tokens: int) -> None:
         """May be called twice. Tried again while Valkey is away: the place ends with its lease, but the tokens would be lost."""
@@ -206,9 +211,9 @@ class Limiter:
         if not ids:
             self._places.pop(name, None)
 
-    async def _ask(self, key: KeyRecord, request_id: str, tokens: int) -> RateState:
+    async def _ask(self, key: KeyRecord, request_ids: list[str], tokens: int) -> RateState:
         limits = [key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests]
-        arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), *limits, tokens, request_id, self._lease_ms]
+        arguments: list[int | str] = [int(RATE_WINDOW_S * 1_000), *limits, tokens, self._lease_ms, *request_ids]
         try:
             verdict, requests, left, wait_ms = await self._take(keys=_names(key.key_id), args=arguments)
         except (RedisError, OSError) as error:

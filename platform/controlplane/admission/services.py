@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from billing.errors import InsufficientFunds, PriceMissing
@@ -15,23 +16,32 @@ from inference.database import tenant_scope
 from inference.submit import submit
 
 
-def request_admit(submission: Submission, *, tariff: Tariff) -> None:
-    """Holds the dearest that the request can become at these prices, and queues it. Raises InsufficientQuota."""
-    tenant_id, request_id = uuid.UUID(submission.tenant_id), uuid.UUID(submission.request_id)
-    amount_nano_usd = quote_at(
-        tariff,
-        prompt_tokens=len(submission.prompt_ids),
-        max_tokens=submission.sampling.max_tokens,
-        deadline_s=submission.policy.deadline_s,
-    )
+def requests_admit(submissions: Sequence[Submission], *, tariff: Tariff) -> None:
+    """Holds the dearest that each request of one call can become at these prices, and queues it: all of them, or none.
+
+    Raises InsufficientQuota.
+    """
     try:
-        with tenant_scope(tenant_id):
-            hold_place(tenant_id=tenant_id, request_id=request_id, amount_nano_usd=amount_nano_usd)
-            submit(submission)
+        with tenant_scope(uuid.UUID(submissions[0].tenant_id)):
+            for submission in submissions:
+                _admit(submission, tariff)
             failpoints.reach("gateway.admit")
     except InsufficientFunds as error:
         raise InsufficientQuota(f"{error} Check your plan and billing details.") from error
     failpoints.reach("gateway.admitted")
+
+
+def _admit(submission: Submission, tariff: Tariff) -> None:
+    amount_nano_usd = quote_at(
+        tariff,
+        prompt_tokens=len(submission.prompt_ids),
+        max_tokens=submission.sampling.max_tokens,
+        choices=submission.sampling.n,
+        deadline_s=submission.policy.deadline_s,
+    )
+    tenant_id, request_id = uuid.UUID(submission.tenant_id), uuid.UUID(submission.request_id)
+    hold_place(tenant_id=tenant_id, request_id=request_id, amount_nano_usd=amount_nano_usd)
+    submit(submission)
 
 
 def tariff_now(model: str, service_tier: str) -> Tariff:

@@ -46,6 +46,7 @@ OVERDUE = "deadline_exceeded"
 ENDS_OF_OURS = (STREAM_LOST, OVERDUE)  # the gateway gives up, though the request may run
 
 Heard = TokenEntry | FinishEntry | ErrorEntry
+Entry = TokenEntry | FinishEntry | Literal["silence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,13 @@ class Completion:
     request_id: uuid.UUID
     subscription: Subscription
     new_answer: Callable[[], AnswerText]
-    unused_tokens: int  # of max_tokens: what the rate limiter gets back
+    unused_tokens: int  # of max_tokens, over all choices: what the rate limiter gets back
     ended: bool = False
     closed: bool = False
     _look: asyncio.Task[RowState | None] | None = None
     _answers: dict[int, AnswerText] = field(default_factory=dict)  # by choice: what tokens from the log make visible
 
-    async def entries(self) -> AsyncGenerator[TokenEntry | FinishEntry | Literal["silence"], None]:
+    async def entries(self) -> AsyncGenerator[Entry, None]:
         """`silence` comes when nothing else did for KEEP_ALIVE_S. Raises RequestFailed at the request's other ends."""
         spoke = time.monotonic()
         while not self.ended:

@@ -165,9 +165,9 @@ def _usable(record: KeyRecord, masked: str) -> KeyRecord:
 
 
 def request_uuid(text: str) -> uuid.UUID | None:
-    """From `chatcmpl-<32 hex digits>`."""
+    """From `chatcmpl-<32 hex digits>` or `cmpl-<32 hex digits>`."""
     prefix, _, digits = text.partition("-")
-    if prefix != "chatcmpl" or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
+    if prefix not in ("chatcmpl", "cmpl") or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
         return None
     return uuid.UUID(hex=digits)
 

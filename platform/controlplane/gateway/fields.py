@@ -6,8 +6,8 @@ text must be text (no lone surrogate).
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 NO_CONTROL = r"^[^\x00-\x1f\x7f]*$"
 NO_NUL = r"^[^\x00]*$"
+DECIMAL = re.compile(r"(0|[1-9][0-9]{0,8})")
 
 
 class Kind(Protocol[T_co]):
@@ -66,13 +67,16 @@ class Integer:
         return {"type": "integer", "minimum": self.least, "maximum": self.most}
 
 
+_TOKEN_ID = Integer(0, 999_999_999)
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     least: float
     most: float
 
     def read(self, value: Any, place: str) -> float:
-        if type(value) not in (int, float) or not self.least <= value <= self.most or not math.isfinite(value):
+        if type(value) not in (int, float) or not self.least <= value <= self.most:
             raise invalid(place, f"a number from {self.least:g} to {self.most:g}")
         return float(value)
 
@@ -139,6 +143,56 @@ class OneOrMore:
     def schema(self) -> Schema:
         string = {"type": "string", "minLength": 1, "maxLength": self.characters, "pattern": NO_NUL}
         return {"anyOf": [string, {"type": "array", "maxItems": self.strings, "items": string}]}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A list of token ids. Whether the model has them is looked at where the model is known: `check_ids`."""
+
+    most: int
+    least: int = 0
+
+    def read(self, value: Any, place: str) -> tuple[int, ...]:
+        if not isinstance(value, list) or not self.least <= len(value) <= self.most:
+            raise invalid(place, f"a list of {self.least} to {self.most} token ids")
+        return tuple(_TOKEN_ID.read(token_id, f"{place}[{index}]") for index, token_id in enumerate(value))
+
+    def schema(self) -> Schema:
+        least = {"minItems": self.least} if self.least else {}
+        return {"type": "array", **least, "maxItems": self.most, "items": _TOKEN_ID.schema()}
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """An object from token ids, written as strings, to what is added to their logits."""
+
+    entries: int
+    most: float
+
+    def read(self, value: Any, place: str) -> tuple[tuple[int, float], ...]:
+        if not isinstance(value, dict) or len(value) > self.entries:
+            raise invalid(place, f"an object of at most {self.entries} token ids with their bias")
+        return tuple(self._entry(name, bias, place) for name, bias in value.items())
+
+    def _entry(self, name: str, bias: Any, place: str) -> tuple[int, float]:
+        if not DECIMAL.fullmatch(name):
+            raise invalid(f"{place}.{shown(name)}", "a token id as its name")
+        return int(name), Number(-self.most, self.most).read(bias, f"{place}.{name}")
+
+    def schema(self) -> Schema:
+        return {
+            "type": "object",
+            "maxProperties": self.entries,
+            "propertyNames": {"pattern": f"^{DECIMAL.pattern}$"},
+            "additionalProperties": Number(-self.most, self.most).schema(),
+        }
+
+
+def check_ids(ids: Iterable[int], vocabulary_size: int, place: str) -> None:
+    """Raises InvalidValue that names the first id which the model does not have. `place` has a `{}` for its index and its id."""
+    for index, token_id in enumerate(ids):
+        if token_id >= vocabulary_size:
+            raise invalid(place.format(index, token_id), f"a token id below {vocabulary_size}, the size of the model's vocabulary")
 
 
 class Neutral:

@@ -21,7 +21,18 @@ METADATA_VALUE_CHARACTERS = 512
 USER_CHARACTERS = 256
 MODEL_CHARACTERS = 200
 TOP_K = 1_000_000
+LOGIT_BIASES = 1_024
+LOGIT_BIAS = 100.0
+STOP_IDS = 64
+LOGPROBS = 20  # alternatives to a token
+CHOICES = 16  # of one prompt
+PROMPTS = 16  # of one call
+ANSWERS = 32  # prompts x choices
+PROMPT_IDS = 1 << 18  # of all prompts together; each must fit the model's context as well
+TOKENIZE_BYTES = 256 << 10  # text that is only tokenised, beside what others wait for
+IDEMPOTENCY_KEY_CHARACTERS = 255
 DEFAULT_MAX_TOKENS = 2_048  # where the client names none, or the rest of the context where that is less
+COMPLETION_MAX_TOKENS = 16  # the same for /v1/completions
 
 # What a stream may take
 OPEN_REQUESTS = 1_024  # of one gateway process, streaming or not

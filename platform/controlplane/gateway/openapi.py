@@ -19,6 +19,8 @@ TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 TIME: Schema = {"type": "string", "format": "date-time"}
 AMOUNT: Schema = {"type": "string", "pattern": "^-?[0-9]+$", "description": "An integer as a string: it may be large."}
+NUMBER: Schema = {"type": "number"}
+PROMPT: dict[str, Schema] = {"prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"}}
 NAME_OR_NONE: Schema = {"type": ["string", "null"]}
 
 ALWAYS = (
@@ -43,7 +45,8 @@ def document() -> dict[str, Any]:
         "servers": [{"url": "/v1"}],
         "security": [{"key": []}],
         "paths": {
-            "/chat/completions": {"post": _chat_completions()},
+            "/chat/completions": {"post": _generating("createChatCompletion", "An answer to a conversation", "ChatCompletion")},
+            "/completions": {"post": _generating("createCompletion", "What follows a text", "Completion")},
             "/models": {"get": _plain("listModels", "The models on sale.", "ModelList")},
             "/models/{model}": {"get": _plain("getModel", "One model.", "Model", "model", errors.ModelNotFound)},
             "/requests/{id}": {"get": _plain("getReceipt", "What happened to a request, and what it cost.", "Receipt", "id")},
@@ -61,13 +64,14 @@ def document() -> dict[str, Any]:
 # Operations
 
 
-def _chat_completions() -> dict[str, Any]:
+def _generating(name: str, summary: str, answer: str) -> dict[str, Any]:
+    """`answer` names the schemas of the request, the answer and its chunks."""
     answers = {
-        "application/json": {"schema": _ref("ChatCompletion")},
+        "application/json": {"schema": _ref(answer)},
         "text/event-stream": {
             "schema": {
                 "type": "string",
-                "description": "With `stream: true`. Events of one line `data: `, which hold a ChatCompletionChunk each, then"
+                "description": f"With `stream: true`. Events of one line `data: `, which hold a {answer}Chunk each, then"
                 " `data: [DONE]`, after the usage is recorded. An Error in place of a chunk ends the stream. Lines that begin with"
                 " a colon only keep the connection open.",
             }
@@ -75,11 +79,11 @@ def _chat_completions() -> dict[str, Any]:
     }
     refused = [*_codes(*ALWAYS, *OF_A_BODY), *((status, code) for code, status in STATUS_OF_END.items() if status != CLIENT_GONE)]
     return {
-        "operationId": "createChatCompletion",
-        "summary": "An answer to a conversation, whole or as a stream of events.",
+        "operationId": name,
+        "summary": f"{summary}, whole or as a stream of events.",
         "description": f"The body has at most {limits.BODY_BYTES} bytes and {limits.JSON_DEPTH} levels, is UTF-8, is not"
         " compressed, and no name stands twice in one object. Null counts as absent.",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("ChatCompletionRequest")}}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(f"{answer}Request")}}},
         "responses": {"200": {"description": "The answer.", "headers": _header_refs(), "content": answers}, **_refusals(refused)},
     }
 
@@ -125,6 +129,10 @@ def _record(**fields: Schema) -> Schema:
     return {"type": "object", "required": list(fields), "properties": fields, "additionalProperties": False}
 
 
+def _optional(record: Schema, *names: str) -> Schema:
+    return {**record, "required": [name for name in record["required"] if name not in names]}
+
+
 def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
@@ -157,8 +165,20 @@ def _header_refs() -> dict[str, Any]:
 
 def _answers() -> dict[str, Schema]:
     return {
-        "ChatCompletion": _completion("chat.completion", _choice(message=_message()), usage=_ref("Usage")),
-        "ChatCompletionChunk": _chunk(),
+        "ChatCompletion": _optional(
+            _completion("chat.completion", _choice(_chat_logprobs(), message=_message()), usage=_ref("Usage"), **PROMPT), *PROMPT
+        ),
+        "ChatCompletionChunk": _chunk("chat.completion.chunk", _choice(_chat_logprobs(), delta=_delta())),
+        "Completion": _completion(
+            "text_completion",
+            _optional(_choice(_completion_logprobs(), text=TEXT, **PROMPT), *PROMPT),
+            usage=_ref("Usage"),
+            brigade=_brigade(),
+        ),
+        "CompletionChunk": _optional(
+            _chunk("text_completion", _choice(_completion_logprobs(), text=TEXT), brigade=_brigade()), "brigade"
+        ),
+        "PromptLogprobs": _list(_or_null({"type": "object", "additionalProperties": _ranked()})),
         "Usage": _usage(),
         "Model": _model(),
         "ModelList": _record(object={"const": "list"}, data=_list(_ref("Model"))),
@@ -180,9 +200,9 @@ def _completion(kind: str, choice: Schema, **more: Schema) -> Schema:
     )
 
 
-def _choice(**content: Schema) -> Schema:
+def _choice(logprobs: Schema, **content: Schema) -> Schema:
     reasons = {"enum": list(get_args(FinishReason))}
-    return _record(index=COUNT, **content, logprobs={"type": "null"}, finish_reason=reasons)
+    return _record(index=COUNT, **content, logprobs=_or_null(logprobs), finish_reason=reasons)
 
 
 def _message() -> Schema:
@@ -191,13 +211,37 @@ def _message() -> Schema:
     )
 
 
-def _chunk() -> Schema:
-    delta = {**_record(role={"const": "assistant"}, content=TEXT, refusal={"type": "null"}), "required": []}
-    choice = _choice(delta=delta)
+def _delta() -> Schema:
+    return {**_record(role={"const": "assistant"}, content=TEXT, refusal={"type": "null"}), "required": []}
+
+
+def _chunk(kind: str, choice: Schema, **more: Schema) -> Schema:
+    """`usage` is there, mostly as null, where `include_usage` asks for it."""
     choice["properties"]["finish_reason"] = {"enum": [*get_args(FinishReason), None]}
-    chunk = _completion("chat.completion.chunk", choice, usage=_or_null(_ref("Usage")))
-    chunk["required"].remove("usage")  # it is there, mostly as null, where `include_usage` asks for it
-    return chunk
+    return _optional(_completion(kind, choice, usage=_or_null(_ref("Usage")), **more), "usage")
+
+
+def _chat_logprobs() -> Schema:
+    token = {"token": TEXT, "logprob": NUMBER, "bytes": _or_null(_list({"type": "integer", "minimum": 0, "maximum": 255}))}
+    content = _record(**token, top_logprobs=_list(_record(**token)))
+    return _record(content=_list(content), refusal={"type": "null"})
+
+
+def _completion_logprobs() -> Schema:
+    return _record(
+        tokens=_list(TEXT),
+        token_logprobs=_list({"type": ["number", "null"]}),
+        top_logprobs=_list(_or_null({"type": "object", "additionalProperties": NUMBER})),
+        text_offset=_list(COUNT),
+    )
+
+
+def _ranked() -> Schema:
+    return _record(logprob=NUMBER, rank={"type": ["integer", "null"]}, decoded_token=TEXT)
+
+
+def _brigade() -> Schema:
+    return {**_record(requests=_list(TEXT)), "description": "The request of each prompt, in order: each has its receipt."}
 
 
 def _usage() -> Schema:
@@ -231,6 +275,7 @@ def _receipt() -> Schema:
         created_at=TIME,
         finished_at=_or_null(TIME),
         cancel_requested_at=_or_null(TIME),
+        choices=COUNT,
         finish_reasons=_list(TEXT),
         error=_or_null(_record(code=TEXT, message=TEXT)),
         labels={"type": "object", "additionalProperties": TEXT},

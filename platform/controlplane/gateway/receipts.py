@@ -17,7 +17,7 @@ NOT_RATED = "not_rated_yet"
 
 
 def receipt(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> dict[str, Any] | None:
-    """None for a request that is unknown, or another tenant's."""
+    """All but the id. None for a request that is unknown, or another tenant's."""
     with tenant_scope(tenant_id):
         row = InferenceRequest.objects.filter(tenant_id=tenant_id, id=request_id).first()
         if row is None:
@@ -30,7 +30,6 @@ def receipt(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> dict[str, Any] | 
 
 def _request(row: InferenceRequest) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{row.id.hex}",
         "object": "request.receipt",
         "state": row.state,
         "path": row.path,
@@ -41,6 +40,7 @@ def _request(row: InferenceRequest) -> dict[str, Any]:
         "created_at": row.created_at.isoformat(),
         "finished_at": row.finished_at.isoformat() if row.finished_at else None,
         "cancel_requested_at": row.cancel_requested_at.isoformat() if row.cancel_requested_at else None,
+        "choices": row.choices,
         "finish_reasons": row.finish_reasons,
         "error": {"code": row.error_code, "message": row.error_message} if row.error_code else None,
         "labels": row.labels,

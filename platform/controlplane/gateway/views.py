@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -12,14 +12,19 @@ from controlplane.catalog.models import ServedModel
 from controlplane.errors import MethodNotAllowed, NotFound, error_response
 from controlplane.fleet.selectors import readiness
 from controlplane.gateway import limits
-from controlplane.gateway.answer import events, whole
-from controlplane.gateway.chat import admit
+from controlplane.gateway.answer import MakeForm, events, whole
+from controlplane.gateway.chat import chat_prompt
+from controlplane.gateway.chat_answer import ChatForm
+from controlplane.gateway.completion_answer import CompletionForm
+from controlplane.gateway.completions import completion_prompts
 from controlplane.gateway.endpoint import Call, endpoint, json_response, log, request_uuid
+from controlplane.gateway.generate import Admitted, admit
 from controlplane.gateway.handler import EventStream
+from controlplane.gateway.json_body import parse_object
 from controlplane.gateway.openapi import document
 from controlplane.gateway.receipts import receipt
 from controlplane.gateway.runtime import runtime
-from controlplane.gateway.schema import chat_request
+from controlplane.gateway.schema import Ask, chat_request, completion_request
 from controlplane.gateway.threads import in_database
 from inference.kv import pool_reports
 from inference.submit import CLIENT_ASKED, cancel
@@ -27,11 +32,23 @@ from inference.submit import CLIENT_ASKED, cancel
 
 @endpoint("POST")
 async def chat_completions(call: Call) -> HttpResponseBase:
-    chat = chat_request(await call.json_body())
-    admitted = await admit(call, chat)
-    if chat.stream:
-        return EventStream(events(admitted, include_usage=chat.include_usage), release=admitted.completion.close)
-    return json_response(await whole(admitted))
+    chat = chat_request(parse_object(await call.json_body()))
+    admitted = await admit(call, chat, partial(chat_prompt, chat))
+    return await _answer(admitted, chat, partial(ChatForm, include_usage=chat.include_usage))
+
+
+@endpoint("POST")
+async def completions(call: Call) -> HttpResponseBase:
+    asked = completion_request(parse_object(await call.json_body()))
+    admitted = await admit(call, asked, partial(completion_prompts, asked))
+    form = partial(CompletionForm, echo=asked.echo, prompt_alternatives=asked.prompt_logprobs, include_usage=asked.include_usage)
+    return await _answer(admitted, asked, form)
+
+
+async def _answer(admitted: Admitted, ask: Ask, make_form: MakeForm) -> HttpResponseBase:
+    if ask.stream:
+        return EventStream(events(admitted, make_form, include_usage=ask.include_usage), release=admitted.close)
+    return json_response(await whole(admitted, make_form))
 
 
 @endpoint("GET")
@@ -58,7 +75,7 @@ def _model(found: ServedModel) -> dict[str, Any]:
 
 @endpoint("GET")
 async def request_receipt(call: Call, public_id: str) -> HttpResponse:
-    return await _receipt(call, request_uuid(public_id))
+    return await _receipt(call, public_id)
 
 
 @endpoint("POST")
@@ -68,14 +85,16 @@ async def request_cancel(call: Call, public_id: str) -> HttpResponse:
     request_id = request_uuid(public_id)
     if request_id is not None:
         await in_database(cancel, tenant_id=call.caller.tenant_id, request_id=request_id, reason=CLIENT_ASKED)
-    return await _receipt(call, request_id)
+    return await _receipt(call, public_id)
 
 
-async def _receipt(call: Call, request_id: uuid.UUID | None) -> HttpResponse:
+async def _receipt(call: Call, public_id: str) -> HttpResponse:
+    """Under the id that the client has: with the prefix of its kind of answer."""
+    request_id = request_uuid(public_id)
     found = await in_database(receipt, tenant_id=call.caller.tenant_id, request_id=request_id) if request_id else None
     if found is None:
         raise NotFound("There is no such request.", param="id")
-    return json_response(found)
+    return json_response({"id": public_id, **found})
 
 
 @endpoint()

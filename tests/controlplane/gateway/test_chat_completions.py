@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx2 as httpx
@@ -13,7 +14,7 @@ from openai import OpenAI
 
 from billing.holds.models import HoldAccount
 from billing.pricing.selectors import Tariff
-from controlplane.admission.services import request_admit
+from controlplane.admission.services import requests_admit
 from controlplane.gateway import limits
 from inference.contracts import Submission
 from inference.coordination.models import Worker
@@ -176,7 +177,7 @@ def test_a_database_that_is_away_at_admission_is_503_and_frees_all(client: OpenA
     def away(*_: object, **__: object) -> None:
         raise OperationalError("server closed the connection")
 
-    monkeypatch.setattr("controlplane.gateway.chat.request_admit", away)
+    monkeypatch.setattr("controlplane.gateway.generate.requests_admit", away)
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model="tiny", messages=chat())
     assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
@@ -283,11 +284,11 @@ def test_a_client_that_goes_away_during_admission_leaves_no_request_running(
 ) -> None:
     gone = threading.Event()
 
-    def slow(submission: Submission, *, tariff: Tariff) -> None:
+    def slow(submissions: Sequence[Submission], *, tariff: Tariff) -> None:
         assert gone.wait(30)
-        request_admit(submission, tariff=tariff)
+        requests_admit(submissions, tariff=tariff)
 
-    monkeypatch.setattr("controlplane.gateway.chat.request_admit", slow)
+    monkeypatch.setattr("controlplane.gateway.generate.requests_admit", slow)
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{gateway}/v1/chat/completions", json={"model": "tiny", "messages": chat()}, headers=_auth(stage), timeout=2)
     assert request_rows() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from billing.metering.services import ingest_usage
 from controlplane.errors import ApiError, InvalidRequest
+from controlplane.gateway.json_body import Object
 from controlplane.gateway.openapi import document
-from controlplane.gateway.schema import FIELDS, chat_request
+from controlplane.gateway.schema import CHAT_FIELDS, COMPLETION_FIELDS, chat_request, completion_request
 from controlplane.urls import urlpatterns
 from tests.controlplane.conftest import ScriptedWorker, Stage, chat, wait_for
 
@@ -28,12 +29,17 @@ def validator(name: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document()["components"]})
 
 
+BODIES: dict[str, tuple[Callable[[Object], object], dict[str, Any], Any]] = {
+    "ChatCompletionRequest": (chat_request, BODY, CHAT_FIELDS),
+    "CompletionRequest": (completion_request, {"model": "m", "prompt": "Hi"}, COMPLETION_FIELDS),
+}
+NEEDS: dict[str, dict[str, Any]] = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
 REQUEST = validator("ChatCompletionRequest")
 
 
-def accepted(body: dict[str, Any]) -> bool:
+def accepted(body: dict[str, Any], parse: Callable[[Object], object] = chat_request) -> bool:
     try:
-        chat_request(json.dumps(body).encode())
+        parse(body)
     except InvalidRequest:
         return False
     return True
@@ -46,14 +52,16 @@ def test_the_document_is_served_without_a_key(gateway: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"], refused.headers["allow"]) == (405, "method_not_allowed", "GET")
 
 
-def test_every_field_of_the_parser_is_in_the_document_and_the_reverse() -> None:
-    described = document()["components"]["schemas"]["ChatCompletionRequest"]
-    assert set(described["properties"]) == set(FIELDS)
+@pytest.mark.parametrize("kind", BODIES)
+def test_every_field_of_the_parser_is_in_the_document_and_the_reverse(kind: str) -> None:
+    parse, body, fields = BODIES[kind]
+    described = document()["components"]["schemas"][kind]
+    assert set(described["properties"]) == set(fields)
     for name in described["properties"]:
         with pytest.raises(ApiError) as caught:
-            chat_request(json.dumps({**BODY, name: {"no": ["such", {}]}}).encode())
+            parse({**body, name: {"no": ["such", {}]}})
         assert "Unknown" not in caught.value.message, name
-    assert not accepted({**BODY, "not_in_the_document": None})
+    assert not accepted({**body, "not_in_the_document": None}, parse)
 
 
 def test_every_address_is_in_the_document_and_the_reverse() -> None:
@@ -83,6 +91,8 @@ def borders(schema: dict[str, Any]) -> Iterator[Any]:
         {"x": "x"},
         {"type": "text"},
         "none",
+        *({key: 0.5} for key in ("0", "50256", "-1", "01", "1 ", "1\n", "\u0661", "9" * 10)),
+        *({"1": value} for value in (-100, 100.5, "1", None)),
     )
     for limit in (schema.get("minimum"), schema.get("maximum")):
         if limit is not None:
@@ -111,15 +121,16 @@ def borders(schema: dict[str, Any]) -> Iterator[Any]:
         yield from ({name: value} for value in borders(inner))
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_the_document_and_the_parser_draw_the_same_borders(name: str) -> None:
-    schema = document()["components"]["schemas"]["ChatCompletionRequest"]["properties"][name]
-    values = list(borders(schema))
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (_, _, fields) in BODIES.items() for name in fields])
+def test_the_document_and_the_parser_draw_the_same_borders(kind: str, name: str) -> None:
+    parse, plain, _ = BODIES[kind]
+    document_allows = validator(kind)
+    values = list(borders(document()["components"]["schemas"][kind]["properties"][name]))
     verdicts = set()
     for value in values:
-        body = {**BODY, "stream": True, name: value} if name == "stream_options" else {**BODY, name: value}
-        verdicts.add(accepted(body))
-        assert accepted(body) == REQUEST.is_valid(body), f"{name}: {str(value)[:80]}"
+        body = {**plain, **NEEDS.get(name, {}), name: value}
+        verdicts.add(accepted(body, parse))
+        assert accepted(body, parse) == document_allows.is_valid(body), f"{name}: {str(value)[:80]}"
     assert verdicts == {True, False} or name == "messages"
 
 
