@@ -33,7 +33,7 @@ class Case:
 def corpus() -> list[Case]:
     kinds = (
         *(_broken_json, _wrong_types, _text, _depth, _numbers, _names_twice, _counts, _messages, _not_supported, _serving_extras),
-        *(_sampling, _completions, _extremes, _media, _heads, _bodies, _methods, _paths, _keys, _no_http),
+        *(_sampling, _completions, _tokenize, _extremes, _media, _heads, _bodies, _methods, _paths, _keys, _no_http),
     )
     return [case for kind in kinds for case in kind()]
 
@@ -511,6 +511,25 @@ def _completions() -> Iterator[Case]:
         "neutral": completion(suffix="", best_of=1, logit_bias={}, n=1, user="x"),
     }
     yield from _each("completions", SERVED, served)
+
+
+def _tokenize() -> Iterator[Case]:
+    def post(path: str, **body: Any) -> bytes:
+        return request(json.dumps({"model": MODEL, **body}).encode(), "Content-Type: application/json", path=f"/v1/{path}")
+
+    refused = {
+        "nothing to tokenise": post("tokenize"),
+        "two things": post("tokenize", prompt="a", messages=[{"role": "user", "content": "Hi"}]),
+        "a list": post("tokenize", prompt=["a"]),
+        "vast": post("tokenize", prompt="x" * 300_000),
+        "vast messages": post("tokenize", messages=[{"role": "user", "content": "x" * 300_000}]),
+        "a template": post("tokenize", prompt="a", chat_template="{{ 7*7 }}"),
+        "no tokens": post("detokenize"),
+        "vast tokens": post("detokenize", tokens=[1] * 1_000_000),
+        "beyond the vocabulary": post("detokenize", tokens=[290]),
+        **{f"tokens {value}": post("detokenize", tokens=value) for value in ("x", 5, [-1], [1.0], [True], [None], [[1]], ["1"])},
+    }
+    yield from _each("tokenize", REFUSED, refused)
 
 
 def _extremes() -> Iterator[Case]:

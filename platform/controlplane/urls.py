@@ -14,6 +14,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("poolz", views.poolz),
     path("v1/chat/completions", views.chat_completions),
     path("v1/completions", views.completions),
+    path("v1/tokenize", views.tokenized),
+    path("v1/detokenize", views.detokenized),
     path("v1/models", views.models),
     path("v1/models/<path:name>", views.model),
     path("v1/openapi.json", views.openapi),

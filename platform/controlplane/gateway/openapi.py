@@ -1,4 +1,4 @@
-"""What /v1 takes and gives, as an OpenAPI 3.1 document: the body from `schema.py`, refusals from the classes of errors."""
+"""What /v1 takes and gives, as an OpenAPI 3.1 document: bodies from the parameters' lists, refusals from the classes of errors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any, get_args
 
 from controlplane import errors
 from controlplane.errors import ApiError
-from controlplane.gateway import limits, schema
+from controlplane.gateway import limits
 from controlplane.gateway.completion import STATUS_OF_END
 from controlplane.gateway.fields import Schema
+from controlplane.gateway.messages import message_schema
 from controlplane.gateway.receipts import NOT_RATED, TIMINGS_MS
+from controlplane.gateway.schema import CHAT_FIELDS, COMPLETION_FIELDS, body_schema
+from controlplane.gateway.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from inference.contracts import CACHE_TIERS, FinishReason
 from inference.requests.models import State
 
@@ -47,6 +50,8 @@ def document() -> dict[str, Any]:
         "paths": {
             "/chat/completions": {"post": _generating("createChatCompletion", "An answer to a conversation", "ChatCompletion")},
             "/completions": {"post": _generating("createCompletion", "What follows a text", "Completion")},
+            "/tokenize": {"post": _posted("tokenize", "What a text or a conversation becomes.", "Tokenize", "Tokens")},
+            "/detokenize": {"post": _posted("detokenize", "The text of token ids.", "Detokenize", "Prompt")},
             "/models": {"get": _plain("listModels", "The models on sale.", "ModelList")},
             "/models/{model}": {"get": _plain("getModel", "One model.", "Model", "model", errors.ModelNotFound)},
             "/requests/{id}": {"get": _plain("getReceipt", "What happened to a request, and what it cost.", "Receipt", "id")},
@@ -56,7 +61,7 @@ def document() -> dict[str, Any]:
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: bk-..."}},
             "headers": _headers(),
-            "schemas": {**schema.schemas(), **_answers(), "Error": _error()},
+            "schemas": {**_requests(), **_answers(), "Error": _error()},
         },
     }
 
@@ -99,6 +104,11 @@ def _plain(name: str, summary: str, answer: str, parameter: str = "", *refusals:
     }
 
 
+def _posted(name: str, summary: str, request: str, answer: str) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": _ref(f"{request}Request")}}}
+    return {**_plain(name, summary, answer, "", *OF_A_BODY), "requestBody": body}
+
+
 def _codes(*kinds: type[ApiError]) -> list[tuple[int, str]]:
     return [(kind.status, kind.code) for kind in kinds]
 
@@ -133,6 +143,10 @@ def _optional(record: Schema, *names: str) -> Schema:
     return {**record, "required": [name for name in record["required"] if name not in names]}
 
 
+def _has(name: str, kind: str) -> Schema:
+    return {"required": [name], "properties": {name: {"type": kind}}}
+
+
 def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
@@ -163,6 +177,16 @@ def _header_refs() -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in _headers()}
 
 
+def _requests() -> dict[str, Schema]:
+    return {
+        "ChatCompletionRequest": body_schema(CHAT_FIELDS),
+        "CompletionRequest": body_schema(COMPLETION_FIELDS),
+        "TokenizeRequest": {**body_schema(TOKENIZE_FIELDS), "oneOf": [_has("prompt", "string"), _has("messages", "array")]},
+        "DetokenizeRequest": body_schema(DETOKENIZE_FIELDS),
+        "Message": message_schema(),
+    }
+
+
 def _answers() -> dict[str, Schema]:
     return {
         "ChatCompletion": _optional(
@@ -180,6 +204,8 @@ def _answers() -> dict[str, Schema]:
         ),
         "PromptLogprobs": _list(_or_null({"type": "object", "additionalProperties": _ranked()})),
         "Usage": _usage(),
+        "Tokens": _optional(_record(count=COUNT, max_model_len=COUNT, tokens=_list(COUNT), token_strs=_list(TEXT)), "token_strs"),
+        "Prompt": _record(prompt=TEXT),
         "Model": _model(),
         "ModelList": _record(object={"const": "list"}, data=_list(_ref("Model"))),
         "Receipt": _receipt(),

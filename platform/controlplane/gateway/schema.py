@@ -30,7 +30,7 @@ from controlplane.gateway.fields import (
     unsupported,
 )
 from controlplane.gateway.json_body import Object
-from controlplane.gateway.messages import Messages, message_schema
+from controlplane.gateway.messages import Messages
 from controlplane.gateway.prompts import Prompt, Prompts
 from inference.contracts import SamplingParams
 from inference.text import ChatMessage
@@ -269,13 +269,4 @@ def body_schema(fields: Fields) -> Schema:
         "required": [name for name, field in fields.items() if field.required],
         "properties": {name: field.schema() for name, field in fields.items()},
         "additionalProperties": False,
-    }
-
-
-def schemas() -> dict[str, Schema]:
-    """The components of the published document that describe these bodies."""
-    return {
-        "ChatCompletionRequest": body_schema(CHAT_FIELDS),
-        "CompletionRequest": body_schema(COMPLETION_FIELDS),
-        "Message": message_schema(),
     }

@@ -26,6 +26,7 @@ from controlplane.gateway.receipts import receipt
 from controlplane.gateway.runtime import runtime
 from controlplane.gateway.schema import Ask, chat_request, completion_request
 from controlplane.gateway.threads import in_database
+from controlplane.gateway.tokenize import detokenize, detokenize_request, tokenize, tokenize_request
 from inference.kv import pool_reports
 from inference.submit import CLIENT_ASKED, cancel
 
@@ -49,6 +50,16 @@ async def _answer(admitted: Admitted, ask: Ask, make_form: MakeForm) -> HttpResp
     if ask.stream:
         return EventStream(events(admitted, make_form, include_usage=ask.include_usage), release=admitted.close)
     return json_response(await whole(admitted, make_form))
+
+
+@endpoint("POST")
+async def tokenized(call: Call) -> HttpResponse:
+    return json_response(await tokenize(call, tokenize_request(parse_object(await call.json_body()))))
+
+
+@endpoint("POST")
+async def detokenized(call: Call) -> HttpResponse:
+    return json_response(await detokenize(call, detokenize_request(parse_object(await call.json_body()))))
 
 
 @endpoint("GET")
