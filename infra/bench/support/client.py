@@ -112,7 +112,7 @@ def _take(stream: Stream, chunk: dict[str, Any]) -> None:
         stream.texts[index] = stream.texts.get(index, "") + text
         if text:
             stream.chunk_times.append(time.time())
-        if choice["finish_reason"]:
+        if choice.get("finish_reason"):
             stream.reasons[index] = choice["finish_reason"]
 
 
