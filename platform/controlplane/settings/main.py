@@ -83,6 +83,7 @@ INSTALLED_APPS = [
     "controlplane.tenants",
     "controlplane.keys",
     "controlplane.catalog",
+    "controlplane.idempotency",
     "controlplane.fleet",
     "controlplane.console",
     "controlplane.embedded",
