@@ -11,7 +11,16 @@ import sys
 from pathlib import Path
 
 OWNER_COMMANDS = {"migrate", "makemigrations", "sqlmigrate", "test"}
-LASTING_COMMANDS = {"serve", "database_setup", "migrate", "demo_create", "worker", "dispatcher", "control"}  # need a key that stays
+LASTING_COMMANDS = {
+    "serve",
+    "database_setup",
+    "migrate",
+    "demo_create",
+    "worker",
+    "dispatcher",
+    "control",
+    "metrics",
+}  # need a key that stays
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from billing.holds.services import Settlement, holds_settle
 from billing.ledger.models import AccountKind
 from billing.ledger.selectors import USAGE_PREFIX
 from billing.ledger.services import Draft, Posting, ledger_post_all
+from billing.metering.metrics import FAULTS, RATED
 from billing.metering.models import FaultReason, RatingFault, Remainder, TenantMeter
 from billing.metering.rating import Fault, Line, PricedRow, Usage, price_request, rate
 from billing.pricing.selectors import price_history
@@ -91,6 +92,7 @@ def ingest_usage(*, limit: int = 500) -> int:
         rated = _ingest_one_by_one(limit)
     if rated:
         failpoints.reach("ingest.committed")
+    RATED.inc(rated)
     beat("ingest", rated=rated)
     return rated
 
@@ -271,6 +273,8 @@ def _requests_write(tenants: Mapping[uuid.UUID, uuid.UUID], lines: Iterable[Line
 
 def _faults_write(batch: Batch) -> None:
     faults = sorted(batch.faults, key=lambda fault: fault.request_id)
+    for fault in faults:
+        FAULTS.labels(fault.reason).inc()
     execute(
         "INSERT INTO metering_fault AS f (request_id, tenant_id, reason, detail, tries, retry_at) "
         "SELECT request_id, tenant_id, reason, detail, 1, now() + make_interval(secs => %s) "

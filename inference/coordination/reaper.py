@@ -12,6 +12,7 @@ from django.conf import settings
 
 from inference.coordination.gateways import gateways_expire, gateways_spare, requests_without_gateway
 from inference.coordination.heartbeat import beat, beat_age_s
+from inference.coordination.metrics import reaped
 from inference.coordination.registry import worker_expire
 from inference.database import query
 from inference.kvdirectory.services import extents_forget
@@ -42,6 +43,7 @@ def reap() -> dict[str, int]:
     }
     tell(news)
     beat("reaper", **done)
+    reaped(done)
     return done
 
 

@@ -23,11 +23,13 @@ from inference import failpoints
 from inference.coordination.configuration import Configuration
 from inference.coordination.heartbeat import beat
 from inference.coordination.leases import lease_drop, lease_take
+from inference.coordination.metrics import LOST, RENEWALS
 from inference.database import QUEUE_CHANNEL, execute, query
 from inference.kvdirectory.extents import extent_digests
 from inference.kvdirectory.selectors import overlap_by_worker
 from inference.requests.claims import request_offer
 from inference.requests.models import State
+from inference.scheduling.metrics import LEADS, OFFERS, PASS
 from inference.scheduling.placement import Placement, Waiting, WorkerView, place_decode, place_prefill
 
 log = logging.getLogger(__name__)
@@ -70,18 +72,25 @@ class Dispatcher:
             while not self._stop.is_set():
                 fence = self._fence()
                 if fence is not None:
-                    self.dispatch(fence)
+                    with PASS.time():
+                        self.dispatch(fence)
                 _wait(listener, POLL_S)
         lease_drop(name="dispatcher", holder=self.holder)
 
     def _fence(self) -> int | None:
         """The fence of this process's office, renewed twice a second; None for a standby."""
         if time.monotonic() - self._renewed_at > RENEW_S:
-            self._held_fence = lease_take(name="dispatcher", holder=self.holder, seconds=LEASE_S)
+            held, self._held_fence = self._held_fence, lease_take(name="dispatcher", holder=self.holder, seconds=LEASE_S)
             self._renewed_at = time.monotonic()
+            self._note_office(held)
             if self._held_fence is not None:
                 beat("dispatcher", holder=self.holder, waiting=queue_length())
         return self._held_fence
+
+    def _note_office(self, held: int | None) -> None:
+        LEADS.set(self._held_fence is not None)
+        RENEWALS.labels("dispatcher").inc(self._held_fence is not None)
+        LOST.labels("dispatcher").inc(held is not None and held != self._held_fence)
 
     def dispatch(self, fence: int) -> int:
         """One pass over the queue. Answers the number of offers made."""
@@ -107,6 +116,7 @@ class Dispatcher:
             decode_worker=placement.decode_worker,
         )
         if offered:
+            OFFERS.labels(row.state).inc()
             _charge(row, placement, workers)
             _send(row, placement.slot)
         return offered

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from celery import current_app
 from celery.platforms import SecurityWarning
-from celery.signals import task_prerun, worker_ready
+from celery.signals import task_postrun, task_prerun, worker_ready
 from django.db import close_old_connections
+from prometheus_client import Counter
 
 from inference.workers.watchdog import Watchdog
 
+TASKS = Counter("brigade_tasks", "Celery tasks that ended, by task and outcome.", ["task", "outcome"])
 DEAF = 76  # exit status of a process that received nothing; whoever supervises it starts another
 
 
@@ -22,6 +25,7 @@ def consume(*, queue: str, node: str, threads: int, patience: int, on_deaf: Call
     """
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root is dangerous with pickle; we take JSON only
     task_prerun.connect(_drop_broken_connections)
+    task_postrun.connect(_count)
     watchdog = Watchdog(queue, patience=patience, on_deaf=on_deaf)
     worker_ready.connect(lambda **_: watchdog.start(), weak=False)
     current_app.worker_main(
@@ -42,3 +46,7 @@ def consume(*, queue: str, node: str, threads: int, patience: int, on_deaf: Call
 def _drop_broken_connections(**_: object) -> None:
     """Connections outlive tasks; one that broke in between (the database restarted) is opened anew."""
     close_old_connections()
+
+
+def _count(*, task: Any, state: str | None = None, **_: object) -> None:
+    TASKS.labels(task.name, (state or "unknown").lower()).inc()

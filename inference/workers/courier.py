@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from inference import failpoints
 from inference.contracts import StreamEntry, TokenEntry
 from inference.streams import StreamWriter
+from inference.workers.metrics import ENTRIES_DROPPED, JOURNAL_RETRIES
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Courier:
         while not self._written(entries):
             if time.monotonic() > until or self._stopping.wait(RETRY_S):
                 log.error("%d stream entries given up", len(entries))
+                ENTRIES_DROPPED.inc(len(entries))
                 self._probe_at = time.monotonic() + PROBE_S
                 return
         self._probe_at = 0.0
@@ -124,6 +126,7 @@ class Courier:
                 return transition.write()
             except Error as error:
                 log.warning("%s not written, trying again: %s", transition.name, error)
+                JOURNAL_RETRIES.inc()
                 connections.close_all()
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, 1.0)

@@ -35,6 +35,7 @@ class Job:
     logprobs: list[list[TokenLogprob]]
     claimed_at: float = field(default_factory=time.monotonic)
     ttft_ms: float | None = None
+    spoke_at: float | None = None  # its newest token's time here; see metrics.py
     transfer_ms: float = 0.0
     waited_us: int = 0  # from the hand-off's publication to the end of its copy
     transfer_note: str = ""

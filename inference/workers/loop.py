@@ -31,6 +31,7 @@ from inference.streams import signal_release
 from inference.submit import CANCELLED, CANCELLED_MESSAGE
 from inference.workers.courier import Courier, Entries, Parcel, Transition
 from inference.workers.jobs import Job, Verdict
+from inference.workers.metrics import WorkerMetrics
 from inference.workers.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class EngineLoop:
         self._courier = courier
         self._transfers = transfers
         self._me = (slot, worker_epoch)
+        self.metrics = WorkerMetrics(slot, arena.layout.model)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[str, Job] = {}  # owned, in the engine or on the way into it
         self._held: dict[str, Job] = {}  # prefilled: pages wait for a decode worker
@@ -108,7 +110,8 @@ class EngineLoop:
             self._obey()
             if self.engine.has_work:
                 failpoints.reach("prefill.chunk" if self.engine.prefilling else "decode.step")
-                self._deliver(self.engine.step())
+                began = time.monotonic()
+                self.metrics.stepped(began, self._deliver(self.engine.step()))
             self._place_waiting()
             self._look_around()
             self.progress_at = time.monotonic()
@@ -216,6 +219,7 @@ class EngineLoop:
             return
         self._looked_at = now
         self.pool = self.engine.counters()
+        self.metrics.looked(self.pool, running=len(self._jobs), held=len(self._held))
         self._note_extents(self.engine.drain_cache_changes())
         for job in [job for job in self._jobs.values() if job.overdue]:
             self._end(job.id, OVERDUE)
@@ -228,7 +232,9 @@ class EngineLoop:
 
     # Events of a step.
 
-    def _deliver(self, events: Iterable[Any]) -> None:
+    def _deliver(self, events: Iterable[Any]) -> list[Job]:
+        """Answers the job of each token."""
+        spoke: list[Job] = []
         entries: Entries = []
         transitions: list[Transition] = []
         for event in events:
@@ -237,17 +243,20 @@ class EngineLoop:
                 continue
             if isinstance(event, Token):
                 job.token(event.choice, event.token_id, event.logprob)
+                spoke.append(job)
                 entries.append((job.id, _token_entry(job.epoch, event)))
             else:
                 transitions.append(self._closing(job, event))
         if entries or transitions:
             self._courier.send(Parcel(entries, transitions))
+        return spoke
 
     def _closing(self, job: Job, event: Prefilled | Finished | Failed) -> Transition:
         self._settling.add(job.id)
         del self._jobs[job.id]
         if isinstance(event, Prefilled):
             self._held[job.id] = job
+            self.metrics.left(event.usage)
             pages = pages_note(self._arena, event.blocks)
             return Transition("ready", lambda: self._write_ready(job, event, pages))
         if isinstance(event, Finished):
@@ -258,6 +267,7 @@ class EngineLoop:
         self, job: Job, usage: PhaseUsage, *, reasons: tuple[FinishReason, ...] = (), verdict: Verdict | None = None
     ) -> Transition:
         outcome = job.outcome(usage, reasons, verdict)
+        self.metrics.left(usage)
         self._settling.add(job.id)
 
         def write() -> Entries:

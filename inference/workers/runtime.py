@@ -18,6 +18,7 @@ from django.db import Error, connections
 from redis.exceptions import RedisError
 
 from inference.contracts import KVLayout, PoolCounters
+from inference.coordination.metrics import RENEWALS, REQUEUES
 from inference.coordination.registry import LEASE_S, SlotTaken, worker_drain, worker_leave, worker_register, worker_renew
 from inference.database import execute
 from inference.engine.config import EngineConfig
@@ -190,6 +191,7 @@ class WorkerRuntime:
             log.critical("worker %s lost its lease; the process ends", self.slot)
             os._exit(75)
         self._spoken_until = started + LEASE_S - LEASE_MARGIN_S
+        RENEWALS.labels("worker").inc()
         self.loop.log_tokens()
         for request_id in cancelled_of(self.slot, self.worker_epoch):
             self.loop.cancel(str(request_id))
@@ -203,7 +205,8 @@ class WorkerRuntime:
         strays = {request_id for request_id in owned_by(self.slot, self.worker_epoch) if not self.loop.knows(request_id)}
         for request_id in strays & self._strays:  # seen a second ago as well: not just on its way in
             log.warning("request %s was claimed and never started; it goes back to the queue", request_id)
-            request_requeue(request_id=request_id, owner=self.slot, owner_epoch=self.worker_epoch, detail="never started")
+            epoch = request_requeue(request_id=request_id, owner=self.slot, owner_epoch=self.worker_epoch, detail="never started")
+            REQUEUES.labels("worker").inc(epoch is not None)
         self._strays = strays
 
     def _publish_extents(self) -> None:

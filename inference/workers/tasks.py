@@ -14,6 +14,7 @@ from inference.requests.claims import Claim, request_claim
 from inference.requests.models import State
 from inference.requests.token_log import token_log_read
 from inference.streams import StreamWriter
+from inference.workers.metrics import CLAIMS
 from inference.workers.runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ _PHASES = {State.QUEUED.value: "prefill", State.READY.value: "decode"}
 def claim(request_id: str, state: str, epoch: int) -> None:
     runtime = WorkerRuntime.current()
     if not runtime.accepts:
+        CLAIMS.labels("refused").inc()
         return  # the row stays where it is and is offered again
     phase = _PHASES[state]
     failpoints.reach(f"{phase}.claim")
@@ -32,8 +34,11 @@ def claim(request_id: str, state: str, epoch: int) -> None:
         request_id=uuid.UUID(request_id), state=State(state), epoch=epoch, slot=runtime.slot, worker_epoch=runtime.worker_epoch
     )
     failpoints.reach(f"{phase}.claimed")
-    if claimed is not None:
-        runtime.loop.start_job(with_forced(claimed))
+    if claimed is None:
+        CLAIMS.labels("late").inc()
+        return
+    runtime.loop.metrics.claimed(claimed)
+    runtime.loop.start_job(with_forced(claimed))
 
 
 def with_forced(claimed: Claim) -> Claim:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from inference.kvtransport.shm import ShmTransport, TransferFailed
 from inference.requests.claims import HandOffTicket
+from inference.workers.metrics import FALLBACKS, TRANSFER, TRANSFER_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +29,18 @@ class Transfers:
 
     def _run(self, handoff: HandOffTicket, targets: list[int], skip: int, done: Callable[[str], None]) -> None:
         try:
-            done(self._pull(handoff, targets, skip))
+            with TRANSFER.time():
+                note = self._pull(handoff, targets, skip)
         except Exception:
             log.exception("a transfer broke; the request is computed again")
+            FALLBACKS.labels("transfer_broke").inc()
             done("transfer_broke")
+        else:
+            done(note)
 
     def _pull(self, handoff: HandOffTicket, targets: list[int], skip: int) -> str:
         try:
-            self._transport.pull(
+            copied = self._transport.pull(
                 arena=handoff.arena,
                 worker_epoch=handoff.worker_epoch,
                 layout=handoff.layout,
@@ -44,5 +49,7 @@ class Transfers:
             )
         except TransferFailed as failure:
             log.warning("hand-off from %s not usable: %s", handoff.worker, failure)
+            FALLBACKS.labels(failure.code).inc()
             return failure.code
+        TRANSFER_BYTES.inc(copied)
         return ""

@@ -12,10 +12,6 @@ app = Celery("brigade")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 # Not inference.workers: its task loads torch, and `manage.py worker` imports it where it is served.
 app.autodiscover_tasks(
-    [
-        *("inference.coordination", "inference.requests"),
-        *("billing.holds", "billing.metering", "billing.invoices"),
-        "controlplane.idempotency",
-    ],
+    ["inference.coordination", "inference.requests", "billing.holds", "billing.metering", "billing.invoices"],
     related_name="tasks",
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, HttpResponseNotFound, HttpResponseServerError
 
+from controlplane.gateway.metrics import ERRORS
+
 log = logging.getLogger("brigade.errors")
 
 
@@ -92,18 +94,6 @@ class BodyTooSlow(InvalidRequest):
     status, code = 408, "request_timeout"
 
 
-class IdempotencyInProgress(InvalidRequest):
-    status, code, retry_after_s = 409, "idempotency_in_progress", 1.0
-
-
-class IdempotencyAnswerGone(InvalidRequest):
-    status, code = 410, "idempotency_answer_gone"
-
-
-class IdempotencyKeyReused(InvalidRequest):
-    status, code = 422, "idempotency_key_reused"
-
-
 class BodyTooLarge(InvalidRequest):
     status, code = 413, "request_too_large"
 
@@ -161,6 +151,7 @@ class RequestFailed(ApiError):
 def error_response(error: ApiError) -> HttpResponse:
     if error.detail or error.status >= 500:
         log.log(logging.ERROR if error.status == 500 else logging.INFO, "%s %s", error.code, error.detail or error.message)
+    ERRORS.labels(error.code, str(error.status)).inc()
     response = HttpResponse(json.dumps(error.body()), status=error.status, content_type="application/json")
     for name, value in error.headers().items():
         response[name] = value

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from controlplane.errors import Overloaded, RateLimitExceeded, RequestAboveRateLimit
 from controlplane.gateway.limits import LIMITER_CONNECTIONS, RATE_WINDOW_S, RELEASE_PATIENCE_S, RELEASE_RETRY_S
+from controlplane.gateway.metrics import RATE_LIMIT_REFUSALS
 from controlplane.keys.verification import KeyRecord
 
 Verdict = Literal["ok", "requests", "tokens", "concurrent", "size", "count"]
@@ -122,6 +123,8 @@ class RateState:
 
     def check(self) -> None:
         """Raises what the client must see."""
+        if self.verdict != "ok":
+            RATE_LIMIT_REFUSALS.labels(self.verdict).inc()
         if self.verdict == "size":
             raise RequestAboveRateLimit(
                 f"The request is larger than your limit of {self.tokens.limit} tokens per minute.", param="max_tokens"

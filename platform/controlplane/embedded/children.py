@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from django.conf import settings
 
 from controlplane.embedded.logs import LogFile
-from controlplane.embedded.paths import BASE
+from controlplane.embedded.paths import BASE, DataFolder
 from controlplane.embedded.postgres import Postgres
 from controlplane.embedded.processes import spawn
 from controlplane.embedded.supervisor import Child
@@ -21,7 +22,7 @@ from controlplane.embedded.valkey import Valkey
 MANAGE = (sys.executable, str(BASE / "manage.py"))
 GATEWAY, WORK, SERVERS = 0, 1, 2  # the order of stopping
 GATEWAY_STOP_S, WORK_STOP_S, SERVER_STOP_S = 4.0, 3.0, 3.0
-GATEWAY_NAME = "gateway"
+GATEWAY_NAME, METRICS_NAME = "gateway", "metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ class Program:
 
 
 def programs(port: int) -> list[Program]:
+    """With BRIGADE_METRICS set, the page of them all is shown there; each shows its own at a socket."""
+    shows = [Program(METRICS_NAME, (*MANAGE, "metrics", "--serve"), _role("system"))] if settings.METRICS else []
+    return [*_serving(port), *shows]
+
+
+def _serving(port: int) -> list[Program]:
     return [
         Program(GATEWAY_NAME, _gateway(port), _role("app"), order=GATEWAY),
         Program("dispatcher", (*MANAGE, "dispatcher"), _role("system")),
@@ -43,6 +50,11 @@ def programs(port: int) -> list[Program]:
         _worker("decode"),
         Program("control", (*MANAGE, "control"), _role("system")),
     ]
+
+
+def metrics_sockets(data: DataFolder) -> dict[str, Path]:
+    """Where the processes show their pages, by name."""
+    return {program.name: data.metrics_socket(program.name) for program in _serving(port=0)}
 
 
 def _gateway(port: int) -> tuple[str, ...]:
@@ -66,6 +78,8 @@ def environment(name: str, port: int, more: Mapping[str, str]) -> dict[str, str]
     """Ours, plus where the code, the data and the port are."""
     path = os.pathsep.join(part for part in (str(BASE / "platform"), str(BASE), os.environ.get("PYTHONPATH", "")) if part)
     ours = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PORT": str(port), "BRIGADE_PROCESS": name}
+    if name != METRICS_NAME:
+        ours["BRIGADE_METRICS"] = f"unix:{settings.DATA.metrics_socket(name)}"
     return os.environ | ours | {"BRIGADE_DATA": str(settings.DATA.root)} | dict(more)
 
 

@@ -35,6 +35,9 @@ class DataFolder:
     def valkey_socket(self) -> Path:
         return self.sockets / "valkey.sock"
 
+    def metrics_socket(self, process: str) -> Path:
+        return self.sockets / f"metrics-{process}.sock"
+
     @property
     def redis_url(self) -> str:
         return f"unix://{self.valkey_socket}?db=0"

@@ -28,12 +28,14 @@ def main() -> None:
 
     from controlplane.gateway.protocol import GatewayProtocol
     from controlplane.gateway.sockets import bound_socket
+    from inference.telemetry.process import telemetry_start
 
     parser = argparse.ArgumentParser(prog="python -m controlplane.gateway", description=__doc__)
     parser.add_argument("--host", default=settings.BIND)
     parser.add_argument("--port", type=int, default=settings.PORT)
     parser.add_argument("--grace", type=int, default=30, help="seconds that streams have to end after SIGTERM")
     options = parser.parse_args()
+    telemetry_start()
     config = uvicorn.Config(
         application,
         http=GatewayProtocol,

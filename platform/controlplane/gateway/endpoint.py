@@ -28,6 +28,7 @@ from controlplane.errors import (
 )
 from controlplane.gateway import limits
 from controlplane.gateway.handler import ClientGone, GatewayRequest, Inbox
+from controlplane.gateway.metrics import RESPONSES
 from controlplane.gateway.runtime import Runtime, runtime
 from controlplane.gateway.threads import in_database
 from controlplane.keys.services import USE_RESOLUTION, api_key_used
@@ -49,7 +50,6 @@ class Call:
         self.request = request
         self.runtime: Runtime = runtime()
         self.rate: RateState | None = None
-        self.replayed = False  # the answer is that of an earlier call
         self.key: KeyRecord | None = None
 
     @property
@@ -78,8 +78,6 @@ class Call:
     async def headers(self) -> dict[str, str]:
         headers = {"x-request-id": f"req_{self.id.hex}", "openai-version": "2020-10-01"}
         headers["openai-processing-ms"] = str(round((time.perf_counter() - self.started) * 1_000))
-        if self.replayed:
-            headers["idempotency-replayed"] = "true"
         if self.key is not None:
             headers["openai-organization"] = str(self.key.tenant_id)
             headers.update(await self._rate_headers(self.key))
@@ -117,6 +115,7 @@ def endpoint(method: str = "") -> Callable[[View[P]], DjangoView]:
             except Exception:
                 log.exception("unexpected error in request %s", call.id)
                 response = error_response(InternalError())
+            RESPONSES.labels(view.__name__, str(response.status_code)).inc()
             return await _finished(call, response, method)
 
         wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # no cookie opens this way

@@ -18,10 +18,10 @@ from controlplane.gateway.completion import Completion, Entry
 from controlplane.gateway.endpoint import Call
 from controlplane.gateway.fields import check_ids
 from controlplane.gateway.merge import merged
+from controlplane.gateway.metrics import Watch
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.schema import Ask
 from controlplane.gateway.threads import in_database
-from controlplane.idempotency.services import Claim
 from controlplane.tenants.services import scope_salt_of
 from inference.contracts import ClassPolicy, SamplingParams, Submission, TokenEntry
 from inference.requests.models import new_request_id
@@ -81,11 +81,8 @@ async def _choice_0_first(source: AsyncGenerator[Entry, None]) -> AsyncGenerator
                 yield entry
 
 
-async def admit(call: Call, ask: Ask, render: Renderer, claim: Claim | None = None) -> Admitted:
-    """All of the call's requests or none. The caller must close what comes. Raises ApiError; then nothing is queued or held.
-
-    What a `claim` names outlives its client and this process.
-    """
+async def admit(call: Call, ask: Ask, render: Renderer) -> Admitted:
+    """All of the call's requests or none. The caller must close what comes. Raises ApiError; then nothing is queued or held."""
     context_length, policy = await _offer(call.runtime, ask)
     text = await call.runtime.text(ask.model)
     _check_vocabulary(ask.sampling, text)
@@ -93,12 +90,12 @@ async def admit(call: Call, ask: Ask, render: Renderer, claim: Claim | None = No
     prompts = await render(text, room)
     sampling = [_sampling(ask, prompt, room) for prompt in prompts]
     await _has_room(call.runtime, ask.model, len(prompts))
-    gateway_id = None if claim else await call.runtime.lease.holder()
+    gateway_id = await call.runtime.lease.holder()
     submissions = [
         _submission(call, ask, policy, request_id, prompt, chosen, gateway_id)
-        for request_id, prompt, chosen in zip(request_ids(call, len(prompts)), prompts, sampling, strict=True)
+        for request_id, prompt, chosen in zip(_request_ids(call, len(prompts)), prompts, sampling, strict=True)
     ]
-    completions = await _enter(call, submissions, text, claim)
+    completions = await _enter(call, submissions, text)
     return Admitted(completions, tuple(prompt.ids for prompt in prompts), sampling[0], text, ask.model, policy.tier)
 
 
@@ -148,14 +145,9 @@ def may_fit(text: ModelText, contents: Sequence[str], context_length: int, place
         )
 
 
-def has_places(process: Runtime, requests: int) -> None:
-    """Raises Overloaded."""
+async def _has_room(process: Runtime, model: str, requests: int) -> None:
     if process.open_requests + requests > limits.OPEN_REQUESTS:
         raise Overloaded("The server is busy. Try again in a moment.", detail=f"{process.open_requests} open requests")
-
-
-async def _has_room(process: Runtime, model: str, requests: int) -> None:
-    has_places(process, requests)
     fleet = await process.fleet.get(None)
     if not fleet.serves(model):
         fleet = await process.fleet.get(None, stale_allowed=False)  # a worker may have come since
@@ -165,7 +157,7 @@ async def _has_room(process: Runtime, model: str, requests: int) -> None:
         raise Overloaded("The queue is full. Try again in a moment.", detail=f"{fleet.waiting} requests wait")
 
 
-def request_ids(call: Call, count: int) -> list[uuid.UUID]:
+def _request_ids(call: Call, count: int) -> list[uuid.UUID]:
     """The first has the call's own."""
     return [call.id, *(new_request_id() for _ in range(count - 1))]
 
@@ -177,7 +169,7 @@ def _submission(
     request_id: uuid.UUID,
     prompt: Rendered,
     sampling: SamplingParams,
-    gateway_id: uuid.UUID | None,
+    gateway_id: uuid.UUID,
 ) -> Submission:
     key = call.caller
     return Submission(
@@ -192,16 +184,17 @@ def _submission(
         scope_salt=scope_salt_of(key.tenant_id, key.scope_epoch),
         stream=ask.stream,
         labels=ask.labels,
-        gateway_id=None if gateway_id is None else str(gateway_id),
+        gateway_id=str(gateway_id),
     )
 
 
-async def _enter(call: Call, submissions: list[Submission], text: ModelText, claim: Claim | None) -> tuple[Completion, ...]:
+async def _enter(call: Call, submissions: list[Submission], text: ModelText) -> tuple[Completion, ...]:
     """Rate limits, then money and the queue. The streams are listened to before the first entry can be written."""
     tariff = await call.runtime.tariffs.get((submissions[0].model, submissions[0].policy.tier))
     reader = await call.runtime.reader()
     tokens = {uuid.UUID(submission.request_id): _tokens(submission) for submission in submissions}
-    await take(call, tokens)
+    call.rate = await _take(call, tokens)
+    call.rate.check()
     completions = tuple(
         Completion(
             call.runtime,
@@ -209,13 +202,13 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText, cla
             uuid.UUID(submission.request_id),
             reader.subscribe(submission.request_id),
             partial(answer_text, text, submission.sampling, submission.sampling.max_tokens),
+            Watch(call.started, submission.model, submission.policy.tier),
             unused_tokens=submission.sampling.n * submission.sampling.max_tokens,
-            left="follow" if claim else "cancel",
         )
         for submission in submissions
     )
     call.runtime.open_requests += len(completions)
-    admission = asyncio.create_task(in_database(requests_admit, submissions, tariff=tariff, claim=claim))
+    admission = asyncio.create_task(in_database(requests_admit, submissions, tariff=tariff))
     try:
         await asyncio.shield(admission)
     except asyncio.CancelledError:
@@ -225,6 +218,8 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText, cla
         for completion in completions:
             _never_ran(completion, tokens[completion.request_id], certain=isinstance(error, ApiError))
         raise
+    for completion in completions:
+        completion.watch.admitted()
     return completions
 
 
@@ -233,16 +228,15 @@ def _tokens(submission: Submission) -> int:
     return len(submission.prompt_ids) + submission.sampling.n * submission.sampling.max_tokens
 
 
-async def take(call: Call, tokens: dict[uuid.UUID, int]) -> None:
-    """A place and tokens for each, all or none. Raises what the limits say. What was taken for a client that went comes back."""
+async def _take(call: Call, tokens: dict[uuid.UUID, int]) -> RateState:
+    """What was taken for a client that went meanwhile is given back."""
     limiter, key = call.runtime.limiter, call.caller
     taking = asyncio.create_task(limiter.take(key, request_ids=list(tokens), tokens=sum(tokens.values())))
     try:
-        call.rate = await asyncio.shield(taking)
+        return await asyncio.shield(taking)
     except asyncio.CancelledError:
         call.runtime.background(_give_back(call, tokens, taking))
         raise
-    call.rate.check()
 
 
 async def _give_back(call: Call, tokens: dict[uuid.UUID, int], taking: asyncio.Task[RateState]) -> None:

@@ -18,6 +18,7 @@ from django.db import Error
 from controlplane.errors import ApiError
 from controlplane.gateway import limits, threads
 from inference.coordination.gateways import gateway_leave, gateway_register, gateway_renew
+from inference.coordination.metrics import RENEWALS
 
 log = logging.getLogger("brigade.gateway")
 P = ParamSpec("P")
@@ -78,6 +79,7 @@ class Lease:
         if self._id is None:
             self._id = await _in_own_thread(gateway_register, lease_s=self._seconds)
         self._sure_until = asked_at + self._seconds
+        RENEWALS.labels("gateway").inc()
 
 
 async def _in_own_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

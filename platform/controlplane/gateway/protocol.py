@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from controlplane.errors import ApiError, BodyTooSlow, HeadTooLarge, MalformedHttp
 from controlplane.gateway import limits
+from controlplane.gateway.metrics import ERRORS
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -82,6 +83,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Says why, unless an answer is on its way already: nothing may be mixed into it."""
         if not self.transport.is_closing():
+            ERRORS.labels(error.code, str(error.status)).inc()
             if not self._writes():
                 self.transport.write(_answer(error))
             self.transport.close()

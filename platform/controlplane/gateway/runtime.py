@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,7 @@ from controlplane.fleet.selectors import Fleet, fleet
 from controlplane.gateway import limits, threads
 from controlplane.gateway.cancels import Cancels
 from controlplane.gateway.lease import Lease
+from controlplane.gateway.metrics import PENDING
 from controlplane.gateway.threads import in_database
 from controlplane.keys.verification import KeyRecord, key_record
 from inference.contracts import ClassPolicy
@@ -99,6 +101,8 @@ class Runtime:
         self.limiter = Limiter(self.redis, lease_s=settings.GATEWAY_LEASE_S)
         self._renewing_places = loop.create_task(self.limiter.renew_always(), name="places")
         self.open_requests = 0
+        for pool in (threads.database, threads.lease, threads.text):
+            PENDING.labels(pool.name).set_function(partial(getattr, pool, "pending"))
         self.cancels = Cancels()
         self.lease = Lease(settings.GATEWAY_LEASE_S)
         self.catalogue: Fresh[None, Catalogue] = Fresh(

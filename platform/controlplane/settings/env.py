@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
+from inference.telemetry.address import Address
+
 T = TypeVar("T")
 
 
@@ -58,6 +60,10 @@ def choice(name: str, default: str, choices: Sequence[str]) -> str:
         return raw
 
     return _read(name, default, parse)
+
+
+def address(name: str) -> Address | None:
+    return _read(name, None, Address.parse)
 
 
 def secret(name: str, default: str = "") -> str:

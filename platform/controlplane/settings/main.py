@@ -20,6 +20,7 @@ BIND = env.text("BRIGADE_BIND", "127.0.0.1")
 ENVIRONMENT = env.choice("BRIGADE_ENVIRONMENT", "local", ("local", "production"))
 DEBUG = env.boolean("BRIGADE_DEBUG")
 TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
+METRICS = env.address("BRIGADE_METRICS")  # where this process shows its metrics; None: nowhere
 SECRET_KEY_IS_SET = bool(env.secret("BRIGADE_SECRET_KEY"))
 LOGGING = logging_settings(env.choice("BRIGADE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")))
 
@@ -83,7 +84,6 @@ INSTALLED_APPS = [
     "controlplane.tenants",
     "controlplane.keys",
     "controlplane.catalog",
-    "controlplane.idempotency",
     "controlplane.fleet",
     "controlplane.console",
     "controlplane.embedded",

@@ -20,6 +20,7 @@ from inference.streams import StreamWriter
 from inference.submit import CLIENT_GONE, cancel
 from tests.inference.conftest import TENANT, ClaimRequest, MakeRequest, register
 from tests.inference.requests.test_transitions import publish
+from tests.samples import Growth
 
 pytestmark = pytest.mark.django_db
 
@@ -49,6 +50,16 @@ def test_requests_of_a_dead_worker_are_queued_again(make_request: MakeRequest, c
     assert state_of(request) == State.QUEUED
     assert (request.attempt, request.epoch, request.owner) == (2, 2, None)
     assert reap()["requeued"] == 0
+
+
+def test_lost_leases_and_requeues_are_counted(make_request: MakeRequest, claim_request: ClaimRequest) -> None:
+    lost, requeued = Growth("brigade_leases_lost_total", holder="worker"), Growth("brigade_requeues_total", by="reaper")
+    register("prefill-0", "prefill")
+    claim_request(make_request(), "prefill-0")
+    execute("UPDATE coordination_worker SET lease_until = clock_timestamp() - interval '1 second'")
+    reap()
+    reap()
+    assert (lost.by, requeued.by) == (1, 1)
 
 
 def test_a_ready_request_whose_pages_died_is_queued_again(make_request: MakeRequest, claim_request: ClaimRequest) -> None:

@@ -15,6 +15,7 @@ from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
 from inference.scheduling.dispatcher import Dispatcher
+from inference.telemetry.process import telemetry_start
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class Command(BaseCommand):
     help = "Offers queued requests to workers. Start any number; one leads by a lease."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        telemetry_start()
         dispatcher = Dispatcher()
         stopping = False
 

@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference.coordination.registry import SlotTaken
 from inference.kvtransport.arena import ArenaError
+from inference.telemetry.process import telemetry_start
 from inference.workers import tasks  # noqa: F401  (makes the doorway known to Celery)
 from inference.workers.consumer import consume
 from inference.workers.runtime import WorkerOptions, WorkerRuntime
@@ -31,6 +32,7 @@ class Command(BaseCommand):
         wanted = tuple(roles.split(","))
         if not wanted or any(role not in ROLES for role in wanted):
             raise CommandError(f"--roles {roles}: give prefill, decode, or prefill,decode")
+        telemetry_start()
         runtime = WorkerRuntime(
             WorkerOptions(
                 slot=slot,

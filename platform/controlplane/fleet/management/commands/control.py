@@ -11,6 +11,7 @@ from celery.signals import worker_ready, worker_shutdown
 from django.core.management.base import BaseCommand
 
 from controlplane.settings.queues import CONTROL_QUEUE
+from inference.telemetry.process import telemetry_start
 from inference.workers.consumer import DEAF, consume
 
 DEAF_AFTER = 20  # its jobs may be long, and while they fill all threads nothing more is received
@@ -20,6 +21,7 @@ class Command(BaseCommand):
     help = "Reaper, usage ingest, invoice drafts and sweepers. Any number may run."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        telemetry_start()
         # A thread, in memory: a process of its own could outlive this one, and a schedule file would have to be put somewhere.
         beat = EmbeddedService(current_app, thread=True, scheduler_cls="celery.beat.Scheduler")
         worker_ready.connect(lambda **_: beat.start(), weak=False)

@@ -1,0 +1,40 @@
+"""The metrics of a whole copy, on one page."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from functools import partial
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from prometheus_client import generate_latest
+
+from controlplane.embedded.children import metrics_sockets
+from controlplane.fleet.facts import Facts
+from controlplane.fleet.processes_page import registry
+from inference.telemetry.process import telemetry_start
+
+
+class Command(BaseCommand):
+    help = "Prints the metrics of all processes that `manage.py serve` runs on this data folder, and what the database knows."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--serve", action="store_true", help="at BRIGADE_METRICS, until it is stopped, instead of printing once"
+        )
+
+    def handle(self, *args: Any, serve: bool, **options: Any) -> None:
+        facts = Facts()
+        page = partial(generate_latest, registry(metrics_sockets(settings.DATA), facts))
+        if not serve:
+            facts.read()
+            self.stdout.write(page().decode(), ending="")
+            return
+        if settings.METRICS is None:
+            raise CommandError("--serve needs an address: set BRIGADE_METRICS, for instance to 127.0.0.1:9464")
+        facts.read_always()
+        telemetry_start(page)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
