@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,6 +56,10 @@ class Target:
     model: str
     manage: tuple[str, ...]  # command line of manage.py against this server
     env: dict[str, str]
+
+    @property
+    def port(self) -> str:
+        return self.env["PORT"]
 
     def command(self, *words: str) -> str:
         return subprocess.run([*self.manage, *words], env=self.env, cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -152,17 +156,18 @@ def body(model: str, tokens: int) -> dict[str, Any]:
 
 
 @contextmanager
-def target(base_url: str | None, api_key: str) -> Iterator[Target]:
+def target(base_url: str | None = None, api_key: str = "", more: Mapping[str, str] | None = None) -> Iterator[Target]:
+    """A server that runs already, or one of our own, whose environment has `more`."""
     manage = (sys.executable, str(ROOT / "manage.py"))
     if base_url:
-        model = get(base_url, api_key, "/models")["data"][0]["id"]
-        yield Target(base_url, api_key, model, manage, dict(os.environ))
+        offered = get(base_url, api_key, "/models")["data"][0]["id"]
+        yield Target(base_url, api_key, offered, manage, dict(os.environ))
         return
     with tempfile.TemporaryDirectory(prefix="brigade-bench-") as folder:
         models = Path(folder) / "models"
         if (ROOT / ".data" / "models").is_dir():
             models.symlink_to(ROOT / ".data" / "models")
-        env = {**os.environ, "BRIGADE_DATA": folder, "PORT": str(free_port())}
+        env = {**os.environ, "BRIGADE_DATA": folder, "PORT": str(free_port()), **(more or {})}
         server = subprocess.Popen([*manage, "serve"], env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
         try:
             yield _started(manage, env, server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from inference.contracts import stream_entry_from_json
 from inference.streams import stream_key
 from inference.transcript import EntryFilter
 from infra.chaos.kitchen import Answer, Kitchen
-from infra.chaos.orders import LABEL, Order, Right
+from infra.chaos.orders import LABEL, Ids, Order, Right
 
 REST_S = 90.0
 CALL_AGAIN_S = 3.0
@@ -38,8 +39,8 @@ SELECT r.id, r.state, r.prompt_tokens, r.completion_tokens, r.finish_reasons, r.
   FROM inference_request r WHERE r.labels->>'metadata.{LABEL}' = %s
 """
 _LOG = """
-SELECT position, ids FROM inference_token_log WHERE request_id = %s AND choice = 0
-   AND epoch = (SELECT max(epoch) FROM inference_token_log WHERE request_id = %s) ORDER BY position
+SELECT choice, position, ids FROM inference_token_log WHERE request_id = %s
+   AND epoch = (SELECT max(epoch) FROM inference_token_log WHERE request_id = %s) ORDER BY choice, position
 """
 _MONEY = """
 SELECT (SELECT coalesce(sum(total_nano_usd), 0)::bigint FROM metering_request) AS receipts,
@@ -55,7 +56,7 @@ SELECT (SELECT coalesce(sum(total_nano_usd), 0)::bigint FROM invoices_invoice) A
 
 
 class Books:
-    def __init__(self, kitchen: Kitchen, right: Callable[[Order, Sequence[int]], Right]) -> None:
+    def __init__(self, kitchen: Kitchen, right: Callable[[Order, Ids], Right]) -> None:
         self._kitchen = kitchen
         self._right = right
 
@@ -134,35 +135,36 @@ class Books:
         state, prompt, completion, reasons, *_ = rows.get(request_id, ("missing", 0, 0, []))
         said = {
             "state": (state, "done"),
-            "text": (stream.text, right.text),
-            "reason": (stream.finish_reason, right.reason),
-            "reasons of the row": (list(reasons), [right.reason]),
+            "texts": (stream.texts, dict(enumerate(right.texts))),
+            "reasons": (stream.reasons, dict(enumerate(right.reasons))),
+            "reasons of the row": (list(reasons), list(right.reasons)),
             "prompt": (prompt, right.prompt_tokens),
-            "completion": (completion, len(right.ids)),
+            "completion": (completion, right.completion_tokens),
             "prompt told": (stream.usage.get("prompt_tokens"), right.prompt_tokens),
-            "completion told": (stream.usage.get("completion_tokens"), len(right.ids)),
-            "tokens of the log": (tokens, list(right.ids)),
-            "tokens of the stream": (in_stream, list(right.ids[: len(in_stream)])),
+            "completion told": (stream.usage.get("completion_tokens"), right.completion_tokens),
+            "tokens of the log": (tokens, right.ids),
+            "tokens of the stream": (in_stream, _as_far(right.ids, in_stream)),
             "receipt": (self._receipt(stream.request_id), True),
         }
         for name, (found, wanted) in said.items():
             if found != wanted:
                 yield f"{name}: {found!r} instead of {wanted!r} ({request_id})"
 
-    def _tokens_of_stream(self, request_id: uuid.UUID) -> list[int]:
+    def _tokens_of_stream(self, request_id: uuid.UUID) -> tuple[tuple[int, ...], ...]:
         """As every reader of the stream sees them, from position 1 to the first gap."""
         sieve = EntryFilter()
         entries: Any = self._kitchen.valkey.xrange(stream_key(str(request_id)))
         for _, fields in entries:
             sieve.clean(stream_entry_from_json(json.loads(fields[b"e"])))
-        return list(next(iter(sieve.transcript.ids), ()))
+        return sieve.transcript.ids
 
-    def _tokens_of_log(self, request_id: uuid.UUID) -> list[int]:
-        ids: list[int] = []
-        for position, run in self._kitchen.database.execute(_LOG, [request_id, request_id]):
+    def _tokens_of_log(self, request_id: uuid.UUID) -> tuple[tuple[int, ...], ...]:
+        choices: defaultdict[int, list[int]] = defaultdict(list)
+        for choice, position, run in self._kitchen.database.execute(_LOG, [request_id, request_id]):
+            ids = choices[choice]
             assert position <= len(ids) + 1, f"{request_id}: a gap in the token log"
             ids[position - 1 :] = run
-        return ids
+        return tuple(tuple(choices[choice]) for choice in sorted(choices))
 
     def _receipt(self, request_id: str) -> bool:
         """Its lines make its total, by the formula that it states, and no meter stands there twice."""
@@ -172,6 +174,11 @@ class Books:
         meters = {(line["meter"], line["cache_tier"]) for line in lines["lines"] or ()}
         adds_up = int(lines["total_nano_usd"] or -1) == sum(row[-1] for row in rows)
         return adds_up and len(meters) == len(rows) and all((q * p + c) // u == amount for q, p, u, c, amount in rows)
+
+
+def _as_far(right: Ids, heard: Ids) -> tuple[tuple[int, ...], ...]:
+    """Of each choice that was heard, what it should say so far."""
+    return tuple(tuple(ids[: len(said)]) for ids, said in zip(right, heard, strict=False))
 
 
 def _of_row(

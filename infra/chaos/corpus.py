@@ -611,13 +611,17 @@ def _heads() -> Iterator[Case]:
         "forwarding": request(
             body, "X-Forwarded-For: 127.0.0.1", "X-Forwarded-Host: evil", "X-HTTP-Method-Override: DELETE", "Forwarded: for=x"
         ),
-        "tracing": request(body, "traceparent: 00-zz", "X-Request-Id: \u00ff<script>", "Idempotency-Key: " + "x" * 10_000),
+        "tracing": request(body, "traceparent: 00-zz", "X-Request-Id: \u00ff<script>"),
+        "a key of its own": request(body, "Idempotency-Key: ../%00' OR 1=1-- {{7*7}} <script>"),
         "upgrade": request(body, "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA"),
         "expect": request(body, "Expect: 200-maybe"),
         "ranges": request(body, "Range: bytes=0-1,-1", "If-Match: *", "Accept: text/html", "Accept-Encoding: gzip;q=1e999"),
         "another host": request(body, "X-Host: evil").replace(b"Host: 127.0.0.1", b"Host: evil.example/../x"),
     }
     yield from _each("heads", SERVED, served)
+    keys = ("x" * 256, "x" * 10_000, "", "caf\u00e9", "a\tb")
+    wires = {f"idempotency {key[:10]!r} {len(key)}": request(body, f"Idempotency-Key: {key}") for key in keys}
+    yield from _each("heads", REFUSED, wires)
     yield Case(
         "heads", "a socket for the web", request(b"", "Upgrade: websocket", "Sec-WebSocket-Version: 13", method="GET"), (405,)
     )

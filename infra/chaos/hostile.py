@@ -184,14 +184,14 @@ def run(calls: int, seed: int) -> Report:
 
 async def _attack(kitchen: Kitchen, oracle: Oracle, report: Report) -> None:
     attack = Attack(kitchen, report)
-    song = oracle.right(CANARY, ()).text
+    [song] = oracle.right(CANARY).texts
     for done in range(0, report.calls, HUNDRED):
         if done % max(HUNDRED, report.calls // 30 // HUNDRED * HUNDRED) == 0:
             report.looks.append(gauges.read(kitchen, done))
         await attack.hundred(min(HUNDRED, report.calls - done))
         answer = await kitchen.ask(CANARY, "canary", again="never")
         report.canaries += 1
-        if answer.stream is None or answer.stream.text != song:
+        if answer.stream is None or answer.stream.texts.get(0) != song:
             report.faults.append(f"the canary after {done + HUNDRED} calls: {answer}")
 
 

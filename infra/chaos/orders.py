@@ -1,7 +1,8 @@
 """What clients ask and what they must get. The same seed asks the same again.
 
 The orders of a crowd differ in all that has an edge: prompts that end before, at and behind the borders of blocks and chunks,
-answers of one token (which run fused) and of many, greedy and sampled, with stop strings, streamed and not.
+answers of one token (which run fused) and of many, greedy and sampled, with stop strings, penalties, several choices, streamed and
+not.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from inference.engine.loading import load_model
 from inference.engine.models.llama import LlamaModel
 from inference.engine.reference import one_thread, reference
 from inference.engine.sampler import sample
-from inference.text import ChatMessage, end_ids, open_text
+from inference.text import ChatMessage, answer_text, end_ids, open_text
 from inference.text.model_files import ensure_oracle
-from inference.text.stream import TextStream
+
+Ids = Sequence[Sequence[int]]  # by choice
 
 MODEL = "tiny"
 LABEL = "run"  # of the metadata by which a scenario's rows are found again
@@ -49,18 +51,29 @@ class Order:
             "seed": sampling.seed,
             "stop": list(sampling.stop),
             "ignore_eos": sampling.ignore_eos,
+            "n": sampling.n,
+            "min_p": sampling.min_p,
+            "frequency_penalty": sampling.frequency_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias},
+            "min_tokens": sampling.min_tokens,
             "metadata": {LABEL: label},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """The only right answer to an order."""
+    """The only right answer to an order: ids, text and end of each choice."""
 
-    ids: tuple[int, ...]
-    text: str
-    reason: FinishReason
+    ids: Ids
+    texts: tuple[str, ...]
+    reasons: tuple[FinishReason, ...]
     prompt_tokens: int
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(map(len, self.ids))
 
 
 class Oracle:
@@ -72,40 +85,36 @@ class Oracle:
         assert isinstance(model, LlamaModel)
         self._model, self._text = model, open_text(folder)
 
-    def right(self, order: Order, heard: Sequence[int]) -> Right:
-        """`heard` spares the time of a pass for each token: where one pass over all of it agrees, it is right."""
-        prompt_ids = self._text.render_chat([ChatMessage("user", order.content)])
-        if not self._agrees(prompt_ids, heard, order.sampling):
-            heard = reference(self._model, prompt_ids, order.sampling, eos_ids=self._text.eos_ids)
-        stream = TextStream(self._text, order.sampling.stop)
-        text, said = "", 0
-        while said < len(heard) and not stream.stopped:
-            text += stream.push(heard[said])  # the end of text is a control token: it shows nothing
-            said += 1
-        ended = stream.stopped or heard[-1] in end_ids(self._text, order.sampling)
-        return Right(tuple(heard[:said]), text + stream.flush(), "stop" if ended else "length", len(prompt_ids))
+    def right(self, order: Order, heard: Ids = ()) -> Right:
+        """`heard` spares the time of a pass for each token: where one pass over all of a choice agrees, it is right."""
+        prompt_ids, sampling = self._text.render_chat([ChatMessage("user", order.content)]), order.sampling
+        ids, texts, reasons = [], [], []
+        for choice in range(sampling.n):
+            known = heard[choice] if choice < len(heard) else ()
+            if not self._agrees(prompt_ids, known, sampling, choice):
+                known = reference(self._model, prompt_ids, sampling, eos_ids=self._text.eos_ids, choice=choice)
+            answer = answer_text(self._text, sampling, sampling.max_tokens)
+            said = "".join(answer.accept(token_id) for token_id in known if answer.finish_reason is None)
+            assert answer.finish_reason is not None, "the reference stops at an end or at the limit"
+            ids.append(tuple(known[: answer.count]))
+            texts.append(said)
+            reasons.append(answer.finish_reason)
+        return Right(tuple(ids), tuple(texts), tuple(reasons), len(prompt_ids))
 
-    def _agrees(self, prompt_ids: Sequence[int], heard: Sequence[int], sampling: SamplingParams) -> bool:
+    def _agrees(self, prompt_ids: Sequence[int], heard: Sequence[int], sampling: SamplingParams, choice: int) -> bool:
         if not heard:
             return False
         history, ends = History.of(sampling, prompt_ids), end_ids(self._text, sampling)
+        answer = answer_text(self._text, sampling, sampling.max_tokens)
         with one_thread():
             rows = self._model.dense_rows([*prompt_ids, *heard[:-1]], len(prompt_ids) - 1)
-            for position, (row, token_id) in enumerate(zip(rows, heard, strict=True), 1):
-                if sample(row, sampling, choice=0, position=position, history=history, ends=ends) != token_id:
-                    return False
-                history.add(token_id)
-        return self._is_whole(heard, sampling)
-
-    def _is_whole(self, heard: Sequence[int], sampling: SamplingParams) -> bool:
-        stream = TextStream(self._text, sampling.stop)
-        stopped = False
-        for token in heard:
-            if stopped:
+        for position, (row, token_id) in enumerate(zip(rows, heard, strict=True), 1):
+            wanted = sample(row, sampling, choice=choice, position=position, history=history, ends=ends)
+            if answer.finish_reason is not None or wanted != token_id:
                 return False
-            stream.push(token)
-            stopped = stream.stopped or token in end_ids(self._text, sampling)
-        return stopped or len(heard) == sampling.max_tokens
+            history.add(token_id)
+            answer.accept(token_id)
+        return answer.finish_reason is not None
 
 
 def crowd(label: str, count: int, seed: int) -> list[Order]:
@@ -116,6 +125,7 @@ def crowd(label: str, count: int, seed: int) -> list[Order]:
 
 def _order(label: str, index: int, chance: random.Random) -> Order:
     sampled = index % 2 == 1
+    penalised = index % 5 == 2 or index == 1
     sampling = SamplingParams(
         max_tokens=1 if index == 0 else LONGEST if index == 1 else chance.choice(ANSWER_TOKENS),
         temperature=1.0 if sampled else 0.0,
@@ -123,6 +133,13 @@ def _order(label: str, index: int, chance: random.Random) -> Order:
         seed=chance.getrandbits(48),
         stop=tuple(chance.sample(_STOPS, 4)) if index % 4 == 3 else (),
         ignore_eos=index == 1,
+        n=chance.choice((2, 3)) if index % 5 in (1, 4) else 1,
+        min_p=0.01 if sampled and penalised else 0.0,
+        frequency_penalty=0.6 if penalised else 0.0,
+        presence_penalty=0.3 if penalised else 0.0,
+        repetition_penalty=1.2 if penalised else 1.0,
+        logit_bias=((ord("e"), 3.0), (ord(" "), -2.0)) if penalised else (),
+        min_tokens=1 if index % 7 == 3 else 0,
     )
     return Order(_content(label, index, chance), sampling, index % 3 != 2)
 

@@ -48,6 +48,8 @@ EMPTY = ("open requests", "unrated", "open holds", "held nano-dollars", "open ha
 
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'brigade %' AND pid <> pg_backend_pid()"
 
+Texts = Callable[[Order], dict[int, str]]  # what an order must be answered, by choice
+
 
 @dataclass(slots=True)
 class Report:
@@ -67,7 +69,7 @@ class Report:
 
 
 class Traffic:
-    def __init__(self, kitchen: Kitchen, report: Report, chance: random.Random, right: Callable[[Order], str]) -> None:
+    def __init__(self, kitchen: Kitchen, report: Report, chance: random.Random, right: Texts) -> None:
         self._kitchen = kitchen
         self._report = report
         self._chance = chance
@@ -111,8 +113,8 @@ class Traffic:
         self._report.troubles.update(error[:120] for error in answer.errors)
         if answer.stream is None:
             self._report.faults.append(f"no answer to {order.content[:30]!r}: {answer.errors[-3:]}")
-        elif answer.stream.text != self._right(order):
-            self._report.faults.append(f"a wrong answer: {answer.stream.request_id}: {answer.stream.text!r}")
+        elif answer.stream.texts != self._right(order):
+            self._report.faults.append(f"a wrong answer: {answer.stream.request_id}: {answer.stream.texts!r}")
 
     async def _hang_up(self) -> None:
         wire = chat(messages=[{"role": "user", "content": "spoon " * self._chance.randint(1, 200)}], max_tokens=200, stream=True)
@@ -175,7 +177,7 @@ def run(minutes: float, seed: int, rate: float, tell: Callable[[str], None] = pr
     report = Report(minutes, seed)
     with tempfile.TemporaryDirectory(prefix="brigade-soak-") as folder, Kitchen(Path(folder) / "data", {}) as kitchen:
         oracle = Oracle(kitchen.data.models)
-        right = {order: oracle.right(order, ()).text for order in crowd(LABEL, MENU, seed)}
+        right = {order: dict(enumerate(oracle.right(order).texts)) for order in crowd(LABEL, MENU, seed)}
         kitchen.wait_ready()
         asyncio.run(_soak(kitchen, report, right.__getitem__, rate, tell))
         time.sleep(REST_S)
@@ -187,7 +189,7 @@ def run(minutes: float, seed: int, rate: float, tell: Callable[[str], None] = pr
     return report
 
 
-async def _soak(kitchen: Kitchen, report: Report, right: Callable[[Order], str], rate: float, tell: Callable[[str], None]) -> None:
+async def _soak(kitchen: Kitchen, report: Report, right: Texts, rate: float, tell: Callable[[str], None]) -> None:
     began = time.monotonic()
     until = began + report.minutes * 60
     chance = random.Random(report.seed)

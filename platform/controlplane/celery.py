@@ -12,6 +12,10 @@ app = Celery("brigade")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 # Not inference.workers: its task loads torch, and `manage.py worker` imports it where it is served.
 app.autodiscover_tasks(
-    ["inference.coordination", "inference.requests", "billing.holds", "billing.metering", "billing.invoices"],
+    [
+        *("inference.coordination", "inference.requests"),
+        *("billing.holds", "billing.metering", "billing.invoices"),
+        "controlplane.idempotency",
+    ],
     related_name="tasks",
 )

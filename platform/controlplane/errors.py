@@ -94,6 +94,18 @@ class BodyTooSlow(InvalidRequest):
     status, code = 408, "request_timeout"
 
 
+class IdempotencyInProgress(InvalidRequest):
+    status, code, retry_after_s = 409, "idempotency_in_progress", 1.0
+
+
+class IdempotencyAnswerGone(InvalidRequest):
+    status, code = 410, "idempotency_answer_gone"
+
+
+class IdempotencyKeyReused(InvalidRequest):
+    status, code = 422, "idempotency_key_reused"
+
+
 class BodyTooLarge(InvalidRequest):
     status, code = 413, "request_too_large"
 

@@ -12,6 +12,7 @@ WRITES = {
     "coordination_gateway": {"INSERT", "DELETE", "UPDATE(lease_until)"},
     "holds_account": {"UPDATE(held_nano_usd)"},
     "holds_hold": {"INSERT", "UPDATE(ended_at)", "UPDATE(state)"},
+    "idempotency_key": {"INSERT", "UPDATE(body_hash)", "UPDATE(created_at)", "UPDATE(request_ids)"},
     "inference_request": {"INSERT", "UPDATE"},
     "inference_request_body": {"INSERT"},
     "inference_request_event": {"INSERT"},

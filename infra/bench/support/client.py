@@ -21,9 +21,9 @@ class Stream:
     request_id: str = ""
     sent_at: float = 0.0
     chunk_times: list[float] = field(default_factory=list)  # of chunks with text
-    text: str = ""
+    texts: dict[int, str] = field(default_factory=dict)  # by choice
+    reasons: dict[int, str] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None
     ended_at: float = 0.0
 
     @property
@@ -79,9 +79,9 @@ async def complete(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
         await _expect_ok(reader)
         found = json.loads(await reader.read())
         answer.ended_at = time.time()
-        [choice] = found["choices"]
         answer.request_id, answer.usage = found["id"], found["usage"]
-        answer.text, answer.finish_reason = choice["message"]["content"], choice["finish_reason"]
+        for choice in found["choices"]:
+            answer.texts[choice["index"]], answer.reasons[choice["index"]] = choice["message"]["content"], choice["finish_reason"]
         return answer
     except json.JSONDecodeError as error:
         raise CallFailed("the answer ended too soon") from error
@@ -108,10 +108,12 @@ def _take(stream: Stream, chunk: dict[str, Any]) -> None:
     stream.request_id = chunk["id"]
     stream.usage = chunk.get("usage") or stream.usage
     for choice in chunk["choices"]:
-        stream.finish_reason = choice["finish_reason"] or stream.finish_reason
-        if choice["delta"].get("content"):
+        index, text = choice["index"], choice["delta"].get("content") or ""
+        stream.texts[index] = stream.texts.get(index, "") + text
+        if text:
             stream.chunk_times.append(time.time())
-            stream.text += choice["delta"]["content"]
+        if choice.get("finish_reason"):
+            stream.reasons[index] = choice["finish_reason"]
 
 
 async def _connect(base_url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

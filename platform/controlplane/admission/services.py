@@ -10,19 +10,24 @@ from billing.errors import InsufficientFunds, PriceMissing
 from billing.holds.services import hold_place
 from billing.pricing.selectors import Tariff, prices_for, quote_at
 from controlplane.errors import InsufficientQuota, InvalidValue
+from controlplane.idempotency.services import Claim, key_claim
 from inference import failpoints
 from inference.contracts import Submission
 from inference.database import tenant_scope
 from inference.submit import submit
 
 
-def requests_admit(submissions: Sequence[Submission], *, tariff: Tariff) -> None:
+def requests_admit(submissions: Sequence[Submission], *, tariff: Tariff, claim: Claim | None = None) -> None:
     """Holds the dearest that each request of one call can become at these prices, and queues it: all of them, or none.
 
-    Raises InsufficientQuota.
+    Raises InsufficientQuota, and IdempotencyInProgress where an equal call was quicker.
     """
+    tenant_id, project_id = uuid.UUID(submissions[0].tenant_id), uuid.UUID(submissions[0].project_id)
     try:
-        with tenant_scope(uuid.UUID(submissions[0].tenant_id)):
+        with tenant_scope(tenant_id):
+            if claim is not None:
+                request_ids = [uuid.UUID(submission.request_id) for submission in submissions]
+                key_claim(tenant_id=tenant_id, project_id=project_id, claim=claim, request_ids=request_ids)
             for submission in submissions:
                 _admit(submission, tariff)
             failpoints.reach("gateway.admit")

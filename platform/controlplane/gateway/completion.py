@@ -14,7 +14,7 @@ from typing import Literal, cast
 from django.db import InterfaceError, OperationalError
 from django.db.models.functions import Now
 
-from controlplane.errors import Overloaded, RequestFailed
+from controlplane.errors import ApiError, Overloaded, RequestFailed
 from controlplane.gateway import limits
 from controlplane.gateway.metrics import CLIENT_GONE, Watch
 from controlplane.gateway.runtime import Runtime
@@ -62,9 +62,15 @@ class RowState:
     logged: Transcript
 
 
+Left = Literal["cancel", "follow", "leave"]
+
+
 @dataclass(slots=True)
 class Completion:
     """Owns an admitted request until its end: iterate `entries()` to FinishEntry, or get an ApiError; `close()` always.
+
+    `left` says what comes of a request whose client goes before its end. It is cancelled; or it runs on and is followed here, so
+    that the limits learn of its end (its client may ask again); or it is left alone, because it belongs to another call.
 
     Entries come from the stream in Valkey. What it does not bring, for it is away, or forgot, or its writer died, comes from the
     request's row and its token log.
@@ -77,6 +83,8 @@ class Completion:
     new_answer: Callable[[], AnswerText]
     watch: Watch
     unused_tokens: int  # of max_tokens, over all choices: what the rate limiter gets back
+    left: Left = "cancel"
+    place_id: uuid.UUID | None = None  # what the rate limiter calls it, where that is not the request's id
     ended: bool = False
     closed: bool = False
     _look: asyncio.Task[RowState | None] | None = None
@@ -85,8 +93,10 @@ class Completion:
     async def entries(self) -> AsyncGenerator[Entry, None]:
         """`silence` comes when nothing else did for KEEP_ALIVE_S. Raises RequestFailed at the request's other ends."""
         spoke = time.monotonic()
+        look_first = self.left == "leave"  # it may have ended long ago
         while not self.ended:
-            entry = await self._from_stream()
+            entry = None if look_first else await self._from_stream()
+            look_first = False
             for heard in [entry] if entry else await self._from_database():
                 spoke = time.monotonic()
                 yield self._hear(heard)
@@ -168,20 +178,34 @@ class Completion:
         return entry
 
     def close(self) -> None:
-        """Frees what the request holds here and stops it where it still runs. Does not wait: a cancelled task may call it."""
+        """Frees what the request holds here, as `left` says. Does not wait: a cancelled task may call it."""
         if self.closed:
             return
         self.closed = True
+        if self.left == "follow" and not self.ended:
+            self.runtime.background(self._follow())
+        else:
+            self._free()
+
+    async def _follow(self) -> None:
+        try:
+            async for _ in self.entries():
+                pass
+        except ApiError as error:
+            log.info("%s, which nobody waited for, ended: %s", self.request_id, error.code)
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         self.watch.ended(CLIENT_GONE)
         if self._look is not None:
             self._look.cancel()
         self.subscription.close()
         self.runtime.open_requests -= 1
-        if not self.ended:
+        if self.left == "cancel" and not self.ended:
             self.runtime.cancels.put(self.key.tenant_id, self.request_id)
-        self.runtime.background(
-            self.runtime.limiter.release(self.key, request_id=self.request_id, unused_tokens=self.unused_tokens)
-        )
+        place_id = self.place_id or self.request_id
+        self.runtime.background(self.runtime.limiter.release(self.key, request_id=place_id, unused_tokens=self.unused_tokens))
 
 
 def request_row_state(tenant_id: uuid.UUID, request_id: uuid.UUID) -> RowState | None:

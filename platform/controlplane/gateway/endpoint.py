@@ -50,6 +50,7 @@ class Call:
         self.request = request
         self.runtime: Runtime = runtime()
         self.rate: RateState | None = None
+        self.replayed = False  # the answer is that of an earlier call
         self.key: KeyRecord | None = None
 
     @property
@@ -78,6 +79,8 @@ class Call:
     async def headers(self) -> dict[str, str]:
         headers = {"x-request-id": f"req_{self.id.hex}", "openai-version": "2020-10-01"}
         headers["openai-processing-ms"] = str(round((time.perf_counter() - self.started) * 1_000))
+        if self.replayed:
+            headers["idempotency-replayed"] = "true"
         if self.key is not None:
             headers["openai-organization"] = str(self.key.tenant_id)
             headers.update(await self._rate_headers(self.key))

@@ -22,6 +22,7 @@ from controlplane.gateway.metrics import Watch
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.schema import Ask
 from controlplane.gateway.threads import in_database
+from controlplane.idempotency.services import Claim
 from controlplane.tenants.services import scope_salt_of
 from inference.contracts import ClassPolicy, SamplingParams, Submission, TokenEntry
 from inference.requests.models import new_request_id
@@ -81,8 +82,11 @@ async def _choice_0_first(source: AsyncGenerator[Entry, None]) -> AsyncGenerator
                 yield entry
 
 
-async def admit(call: Call, ask: Ask, render: Renderer) -> Admitted:
-    """All of the call's requests or none. The caller must close what comes. Raises ApiError; then nothing is queued or held."""
+async def admit(call: Call, ask: Ask, render: Renderer, claim: Claim | None = None) -> Admitted:
+    """All of the call's requests or none. The caller must close what comes. Raises ApiError; then nothing is queued or held.
+
+    What a `claim` names outlives its client and this process.
+    """
     context_length, policy = await _offer(call.runtime, ask)
     text = await call.runtime.text(ask.model)
     _check_vocabulary(ask.sampling, text)
@@ -90,12 +94,12 @@ async def admit(call: Call, ask: Ask, render: Renderer) -> Admitted:
     prompts = await render(text, room)
     sampling = [_sampling(ask, prompt, room) for prompt in prompts]
     await _has_room(call.runtime, ask.model, len(prompts))
-    gateway_id = await call.runtime.lease.holder()
+    gateway_id = None if claim else await call.runtime.lease.holder()
     submissions = [
         _submission(call, ask, policy, request_id, prompt, chosen, gateway_id)
-        for request_id, prompt, chosen in zip(_request_ids(call, len(prompts)), prompts, sampling, strict=True)
+        for request_id, prompt, chosen in zip(request_ids(call, len(prompts)), prompts, sampling, strict=True)
     ]
-    completions = await _enter(call, submissions, text)
+    completions = await _enter(call, submissions, text, claim)
     return Admitted(completions, tuple(prompt.ids for prompt in prompts), sampling[0], text, ask.model, policy.tier)
 
 
@@ -145,9 +149,14 @@ def may_fit(text: ModelText, contents: Sequence[str], context_length: int, place
         )
 
 
-async def _has_room(process: Runtime, model: str, requests: int) -> None:
+def has_places(process: Runtime, requests: int) -> None:
+    """Raises Overloaded."""
     if process.open_requests + requests > limits.OPEN_REQUESTS:
         raise Overloaded("The server is busy. Try again in a moment.", detail=f"{process.open_requests} open requests")
+
+
+async def _has_room(process: Runtime, model: str, requests: int) -> None:
+    has_places(process, requests)
     fleet = await process.fleet.get(None)
     if not fleet.serves(model):
         fleet = await process.fleet.get(None, stale_allowed=False)  # a worker may have come since
@@ -157,7 +166,7 @@ async def _has_room(process: Runtime, model: str, requests: int) -> None:
         raise Overloaded("The queue is full. Try again in a moment.", detail=f"{fleet.waiting} requests wait")
 
 
-def _request_ids(call: Call, count: int) -> list[uuid.UUID]:
+def request_ids(call: Call, count: int) -> list[uuid.UUID]:
     """The first has the call's own."""
     return [call.id, *(new_request_id() for _ in range(count - 1))]
 
@@ -169,7 +178,7 @@ def _submission(
     request_id: uuid.UUID,
     prompt: Rendered,
     sampling: SamplingParams,
-    gateway_id: uuid.UUID,
+    gateway_id: uuid.UUID | None,
 ) -> Submission:
     key = call.caller
     return Submission(
@@ -184,17 +193,16 @@ def _submission(
         scope_salt=scope_salt_of(key.tenant_id, key.scope_epoch),
         stream=ask.stream,
         labels=ask.labels,
-        gateway_id=str(gateway_id),
+        gateway_id=None if gateway_id is None else str(gateway_id),
     )
 
 
-async def _enter(call: Call, submissions: list[Submission], text: ModelText) -> tuple[Completion, ...]:
+async def _enter(call: Call, submissions: list[Submission], text: ModelText, claim: Claim | None) -> tuple[Completion, ...]:
     """Rate limits, then money and the queue. The streams are listened to before the first entry can be written."""
     tariff = await call.runtime.tariffs.get((submissions[0].model, submissions[0].policy.tier))
     reader = await call.runtime.reader()
     tokens = {uuid.UUID(submission.request_id): _tokens(submission) for submission in submissions}
-    call.rate = await _take(call, tokens)
-    call.rate.check()
+    await take(call, tokens)
     completions = tuple(
         Completion(
             call.runtime,
@@ -204,11 +212,12 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText) -> 
             partial(answer_text, text, submission.sampling, submission.sampling.max_tokens),
             Watch(call.started, submission.model, submission.policy.tier),
             unused_tokens=submission.sampling.n * submission.sampling.max_tokens,
+            left="follow" if claim else "cancel",
         )
         for submission in submissions
     )
     call.runtime.open_requests += len(completions)
-    admission = asyncio.create_task(in_database(requests_admit, submissions, tariff=tariff))
+    admission = asyncio.create_task(in_database(requests_admit, submissions, tariff=tariff, claim=claim))
     try:
         await asyncio.shield(admission)
     except asyncio.CancelledError:
@@ -228,15 +237,16 @@ def _tokens(submission: Submission) -> int:
     return len(submission.prompt_ids) + submission.sampling.n * submission.sampling.max_tokens
 
 
-async def _take(call: Call, tokens: dict[uuid.UUID, int]) -> RateState:
-    """What was taken for a client that went meanwhile is given back."""
+async def take(call: Call, tokens: dict[uuid.UUID, int]) -> None:
+    """A place and tokens for each, all or none. Raises what the limits say. What was taken for a client that went comes back."""
     limiter, key = call.runtime.limiter, call.caller
     taking = asyncio.create_task(limiter.take(key, request_ids=list(tokens), tokens=sum(tokens.values())))
     try:
-        return await asyncio.shield(taking)
+        call.rate = await asyncio.shield(taking)
     except asyncio.CancelledError:
         call.runtime.background(_give_back(call, tokens, taking))
         raise
+    call.rate.check()
 
 
 async def _give_back(call: Call, tokens: dict[uuid.UUID, int], taking: asyncio.Task[RateState]) -> None:

@@ -9,6 +9,7 @@ from controlplane.errors import ApiError
 from controlplane.gateway import limits
 from controlplane.gateway.completion import STATUS_OF_END
 from controlplane.gateway.fields import Schema
+from controlplane.gateway.idempotency import HEADER
 from controlplane.gateway.messages import message_schema
 from controlplane.gateway.receipts import NOT_RATED, TIMINGS_MS
 from controlplane.gateway.schema import CHAT_FIELDS, COMPLETION_FIELDS, body_schema
@@ -35,6 +36,13 @@ OF_A_BODY = (
     *(errors.ModelNotFound, errors.BodyTooLarge, errors.UnsupportedMediaType),
     *(errors.RateLimitExceeded, errors.InsufficientQuota, errors.NoWorkers),
 )
+OF_A_KEY = (errors.IdempotencyInProgress, errors.IdempotencyAnswerGone, errors.IdempotencyKeyReused)
+KEY_HEADER = {
+    "name": HEADER,
+    "in": "header",
+    "description": "The same key with the same body within 24 hours: the same answer, and no new bill.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": limits.IDEMPOTENCY_KEY_CHARACTERS, "pattern": "^[ -~]*$"},
+}
 
 
 def document() -> dict[str, Any]:
@@ -82,12 +90,16 @@ def _generating(name: str, summary: str, answer: str) -> dict[str, Any]:
             }
         },
     }
-    refused = [*_codes(*ALWAYS, *OF_A_BODY), *((status, code) for code, status in STATUS_OF_END.items() if status != CLIENT_GONE)]
+    refused = [
+        *_codes(*ALWAYS, *OF_A_BODY, *OF_A_KEY),
+        *((status, code) for code, status in STATUS_OF_END.items() if status != CLIENT_GONE),
+    ]
     return {
         "operationId": name,
         "summary": f"{summary}, whole or as a stream of events.",
         "description": f"The body has at most {limits.BODY_BYTES} bytes and {limits.JSON_DEPTH} levels, is UTF-8, is not"
         " compressed, and no name stands twice in one object. Null counts as absent.",
+        "parameters": [KEY_HEADER],
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(f"{answer}Request")}}},
         "responses": {"200": {"description": "The answer.", "headers": _header_refs(), "content": answers}, **_refusals(refused)},
     }
@@ -162,6 +174,7 @@ def _error() -> Schema:
 def _headers() -> dict[str, Any]:
     about = {
         "x-request-id": "Name it when you ask for help.",
+        "idempotency-replayed": "`true` where the answer is that of an earlier call.",
         "openai-processing-ms": "Time until the answer began.",
         "x-ratelimit-limit-requests": "Requests per minute.",
         "x-ratelimit-limit-tokens": "Tokens per minute, prompt and `max_tokens` together.",

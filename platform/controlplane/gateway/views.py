@@ -18,8 +18,9 @@ from controlplane.gateway.chat_answer import ChatForm
 from controlplane.gateway.completion_answer import CompletionForm
 from controlplane.gateway.completions import completion_prompts
 from controlplane.gateway.endpoint import Call, endpoint, json_response, log, request_uuid
-from controlplane.gateway.generate import Admitted, admit
+from controlplane.gateway.generate import Admitted
 from controlplane.gateway.handler import EventStream
+from controlplane.gateway.idempotency import admit_once
 from controlplane.gateway.json_body import parse_object
 from controlplane.gateway.openapi import document
 from controlplane.gateway.receipts import receipt
@@ -33,15 +34,17 @@ from inference.submit import CLIENT_ASKED, cancel
 
 @endpoint("POST")
 async def chat_completions(call: Call) -> HttpResponseBase:
-    chat = chat_request(parse_object(await call.json_body()))
-    admitted = await admit(call, chat, partial(chat_prompt, chat))
+    body = parse_object(await call.json_body())
+    chat = chat_request(body)
+    admitted = await admit_once(call, body, chat, partial(chat_prompt, chat))
     return await _answer(admitted, chat, partial(ChatForm, include_usage=chat.include_usage))
 
 
 @endpoint("POST")
 async def completions(call: Call) -> HttpResponseBase:
-    asked = completion_request(parse_object(await call.json_body()))
-    admitted = await admit(call, asked, partial(completion_prompts, asked))
+    body = parse_object(await call.json_body())
+    asked = completion_request(body)
+    admitted = await admit_once(call, body, asked, partial(completion_prompts, asked))
     form = partial(CompletionForm, echo=asked.echo, prompt_alternatives=asked.prompt_logprobs, include_usage=asked.include_usage)
     return await _answer(admitted, asked, form)
 

@@ -84,6 +84,7 @@ INSTALLED_APPS = [
     "controlplane.tenants",
     "controlplane.keys",
     "controlplane.catalog",
+    "controlplane.idempotency",
     "controlplane.fleet",
     "controlplane.console",
     "controlplane.embedded",

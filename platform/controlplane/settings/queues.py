@@ -13,6 +13,7 @@ BEAT: dict[str, tuple[str, float]] = {
     "ingest usage": ("billing.ingest_usage", 0.5),
     "sweep requests": ("inference.sweep_requests", 60.0),
     "sweep holds": ("billing.sweep_holds", 60.0),
+    "sweep idempotency keys": ("controlplane.sweep_idempotency_keys", 600.0),
     "refresh invoice drafts": ("billing.refresh_invoice_drafts", 60.0),
 }
 
