@@ -19,6 +19,7 @@ from controlplane.gateway.completion import Completion
 from controlplane.gateway.endpoint import Call
 from controlplane.gateway.generate import Admitted, Renderer, admit, has_places, request_ids, take
 from controlplane.gateway.json_body import Object
+from controlplane.gateway.metrics import Watch
 from controlplane.gateway.schema import Ask
 from controlplane.gateway.threads import in_database
 from controlplane.idempotency.selectors import Known, key_find
@@ -92,6 +93,7 @@ async def _join(call: Call, ask: Ask, known: Known) -> Admitted:
             reader.subscribe(str(request.id)),
             partial(answer_text, text, chosen, chosen.max_tokens),
             unused_tokens=0,
+            watch=Watch(call.started, ask.model, known.requests[0].service_tier),
             left="leave",
             place_id=place_id,
         )

@@ -29,7 +29,10 @@ CLIENT_GONE = "client_gone"
 
 
 class Watch:
-    """One request of a call that began at `started` (`perf_counter`). What happens to it is told here, up to its one end."""
+    """One request of a call that began at `started` (`perf_counter`). What happens to it is told here, up to its one end.
+
+    A request that is answered from an earlier call is never admitted, and so not counted again.
+    """
 
     def __init__(self, started: float, model: str, tier: str) -> None:
         self._started = started
@@ -42,7 +45,7 @@ class Watch:
         OPEN.labels(*self._sold).inc()
 
     def token(self) -> None:
-        if not self._spoke:
+        if self._admitted and not self._spoke:
             self._spoke = True
             TTFT.labels(*self._sold).observe(self._age_s())
 
