@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-PROMISES = TESTS.parent / "docs" / "promises.md"
-NAMED = sorted(set(re.findall(r"`(\S+\.py)::(\w+)`", PROMISES.read_text())))
+DOCS = TESTS.parent / "docs"
+PROMISES = DOCS / "promises.md"
+NAMED = sorted({found for page in DOCS.glob("*.md") for found in re.findall(r"`(\S+\.py)::(\w+)`", page.read_text())})
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)

@@ -92,6 +92,7 @@ async def _join(call: Call, ask: Ask, known: Known) -> Admitted:
             request.id,
             reader.subscribe(str(request.id)),
             partial(answer_text, text, chosen, chosen.max_tokens),
+            Watch(call.started, ask.model, request.service_tier),  # tells nothing: this call admits no request
             unused_tokens=0,
             watch=Watch(call.started, ask.model, known.requests[0].service_tier),
             left="leave",
