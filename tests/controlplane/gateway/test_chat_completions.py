@@ -16,6 +16,7 @@ from billing.holds.models import HoldAccount
 from billing.pricing.selectors import Tariff
 from controlplane.admission.services import requests_admit
 from controlplane.gateway import limits
+from controlplane.idempotency.services import Claim
 from inference.contracts import Submission
 from inference.coordination.models import Worker
 from inference.database import execute, query
@@ -284,9 +285,9 @@ def test_a_client_that_goes_away_during_admission_leaves_no_request_running(
 ) -> None:
     gone = threading.Event()
 
-    def slow(submissions: Sequence[Submission], *, tariff: Tariff) -> None:
+    def slow(submissions: Sequence[Submission], *, tariff: Tariff, claim: Claim | None) -> None:
         assert gone.wait(30)
-        requests_admit(submissions, tariff=tariff)
+        requests_admit(submissions, tariff=tariff, claim=claim)
 
     monkeypatch.setattr("controlplane.gateway.generate.requests_admit", slow)
     with pytest.raises(httpx.TimeoutException):
