@@ -2,7 +2,7 @@
 
 infra/chaos/matrix.py                    the whole matrix on embedded servers (DATABASE_URL, BROKER_URL, REDIS_URL: on those)
 infra/chaos/matrix.py --servers          on this machine's PostgreSQL, RabbitMQ and Redis, in a place of its own there
-infra/chaos/matrix.py --part 3           a seeded third of it
+infra/chaos/matrix.py --part 4           a seeded quarter of it
 infra/chaos/matrix.py --only decode.step one point
 """
 

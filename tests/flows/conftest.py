@@ -1,7 +1,7 @@
 """The whole product as a user runs it: `manage.py serve` as a process of its own, with the tiny model.
 
 stack           on embedded servers, one for the session
-impatient       another one, with failpoints and short times, for tests of what is gone
+impatient       another one, with short times, for tests of what is gone
 fragile         another one, whose servers and processes fail
 servers_stack   the same on PostgreSQL, RabbitMQ and Redis of this machine; skipped (under CI: failed) where they do not answer
 """
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -144,12 +145,15 @@ def wait_until_it_answers(stack: Stack) -> Stack:
 
 @contextmanager
 def serving(folder: Path, more: dict[str, str] | None = None, through: Sequence[str] = ()) -> Iterator[Stack]:
-    """A running copy on `folder`, ended at the end of the block."""
-    stack = launch(DataFolder(folder), free_port(), more, through)
-    try:
-        yield wait_until_it_answers(stack)
-    finally:
-        stack.stop()
+    """A running copy on `folder`, with failpoints that `armed` arms, ended at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="brigade-failpoints-") as hooks:
+        failpoints = Path(hooks) / "failpoints.json"
+        failpoints.write_text('{"run": "none", "points": []}')
+        stack = launch(DataFolder(folder), free_port(), {VARIABLE: str(failpoints)} | (more or {}), through)
+        try:
+            yield wait_until_it_answers(stack)
+        finally:
+            stack.stop()
 
 
 @pytest.fixture(scope="session")
@@ -160,12 +164,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """With failpoints and short times: a client or gateway that is silent for three seconds is gone. Its processes may die."""
-    folder = tmp_path_factory.mktemp("impatient")
-    failpoints = folder / "failpoints.json"
-    failpoints.write_text('{"run": "none", "points": []}')
-    more = {"BRIGADE_CLIENT_TIMEOUT_S": "3", "BRIGADE_GATEWAY_LEASE_S": "3", VARIABLE: str(failpoints)}
-    with serving(folder / "data", more) as running:
+    """With short times: a client or gateway that is silent for three seconds is gone. Its processes may die."""
+    more = {"BRIGADE_CLIENT_TIMEOUT_S": "3", "BRIGADE_GATEWAY_LEASE_S": "3"}
+    with serving(tmp_path_factory.mktemp("impatient") / "data", more) as running:
         yield running
 
 

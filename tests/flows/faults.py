@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,14 @@ from tests.flows.cast import (
     wait_until_ready,
 )
 from tests.flows.conftest import Stack
+from tests.flows.leaving import armed
 
 FULL = os.environ.get("BRIGADE_OUTAGES") == "full"  # longer outages and larger crowds than CI has time for
+LONG_S = 60 if FULL else 5  # an outage: longer than a lease, and than a command waits
 PROGRAMS = ("gateway", "dispatcher", "worker-prefill-0", "worker-decode-0", "control")
 COURSES = ("soup", "fish", "cheese")  # few, for the reference is slow
 TOKENS = 300
+SLOW = {"point": "decode.step", "action": "delay", "seconds": 0.05, "times": 1_000}  # TOKENS take 15 s at least
 SIZE = 6
 PATIENCE_S = 120.0
 
@@ -48,22 +51,31 @@ class Answer:
 
 
 @contextmanager
-def crowd(stack: Stack, *, size: int = SIZE, tokens: int = TOKENS, outlast: bool = True) -> Iterator[None]:
-    """Streams, all of which have begun and, where they must `outlast` it, some of which still run when the block is over.
+def slowly(stack: Stack) -> Iterator[Callable[[], None]]:
+    """Tokens come slowly, on the quickest machine too, until the block ends or what it yields is called."""
+    with ExitStack() as undo:
+        undo.enter_context(armed(stack, SLOW))
+        yield undo.close
 
-    Afterwards every one of them came whole and is charged once, the product is at rest, and it serves again.
+
+@contextmanager
+def crowd(stack: Stack, *, size: int = SIZE, tokens: int = TOKENS, outlast: bool = True) -> Iterator[Callable[[], None]]:
+    """Slow streams, all of which have begun and, where they must `outlast` it, some of which still run when the block is over.
+
+    What it yields lets them run freely. Afterwards every one of them came whole and is charged once, the product is at rest, and it
+    serves again.
     """
     begun = threading.Barrier(size + 1)
-    with ThreadPoolExecutor(size) as guests:
-        hearing = [guests.submit(_hear, stack, COURSES[number % len(COURSES)], tokens, begun) for number in range(size)]
+    with ThreadPoolExecutor(size) as guests, slowly(stack) as hurry:
+        hearing = [guests.submit(hear, stack, COURSES[number % len(COURSES)], tokens, begun) for number in range(size)]
         begun.wait(PATIENCE_S)
-        yield
+        yield hurry
         assert not outlast or not all(guest.done() for guest in hearing), "all streams had ended before the fault was over"
     assert_served(stack, [guest.result() for guest in hearing])
 
 
-def _hear(stack: Stack, prompt: str, tokens: int, begun: threading.Barrier) -> Answer:
-    """Answers when the stream has ended; `begun` when it has said something."""
+def hear(stack: Stack, prompt: str, tokens: int, begun: threading.Barrier) -> Answer:
+    """Answers when the stream has ended; waits for all others of `begun` when it has said something."""
     chunks = stream(stack, prompt, tokens, extra_body={"ignore_eos": True})
     first = next(chunks)
     head = text_of(iter([next(chunks)]))
@@ -80,7 +92,7 @@ def diners(stack: Stack, *, size: int = 4) -> Iterator[list[Answer]]:
     def dine(number: int) -> None:
         turn = number
         while not over.is_set():
-            answers.append(_hear(stack, COURSES[turn % len(COURSES)], 100, threading.Barrier(1)))
+            answers.append(hear(stack, COURSES[turn % len(COURSES)], 100, threading.Barrier(1)))
             turn += 1
 
     with ThreadPoolExecutor(size) as guests:

@@ -1,4 +1,4 @@
-"""A seeded third of the chaos matrix on both sets of servers, and a small crowd in which a worker dies.
+"""A seeded quarter of the chaos matrix on embedded servers, another one on the machine's, and a small crowd in which a worker dies.
 
 The whole is `infra/chaos/matrix.py` and `infra/chaos/deaths.py`.
 """
@@ -6,6 +6,7 @@ The whole is `infra/chaos/matrix.py` and `infra/chaos/deaths.py`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import pytest
 
 from inference.failpoints import POINTS
 from infra.chaos import deaths
-from infra.chaos.matrix import run
+from infra.chaos.matrix import Outcome, run
 from infra.chaos.orders import Oracle
-from infra.chaos.scenarios import matrix, part
+from infra.chaos.scenarios import Scenario, matrix, part
 from tests.flows.conftest import own_place_on_servers
 
 SEED = int(os.environ.get("BRIGADE_CHAOS_SEED", "1"))
@@ -23,21 +24,29 @@ SEED = int(os.environ.get("BRIGADE_CHAOS_SEED", "1"))
 pytestmark = pytest.mark.timeout(1800)
 
 
-def test_the_matrix_and_its_third_have_every_failpoint() -> None:
-    whole = matrix(SEED)
-    third = part(whole, 3)
-    assert {scenario.point for scenario in third} == {scenario.point for scenario in whole} == set(POINTS)
-    assert len(third) == len(whole) // 3
+def quarters() -> list[list[Scenario]]:
+    """What happens on embedded servers, and on this machine's."""
+    return [part(matrix(seed), 4) for seed in (SEED, SEED + 1)]
+
+
+def test_the_matrix_and_its_quarters_have_every_failpoint() -> None:
+    whole, (one, other) = matrix(SEED), quarters()
+    for scenarios in (whole, one, other):
+        assert {scenario.point for scenario in scenarios} == set(POINTS)
+    assert len(one) == len(other) == len(whole) // 4
+    assert one != other
 
 
 def test_nothing_is_lost_wrong_or_billed_twice(tmp_path: Path) -> None:
     """Both kitchens at the same time: most of a scenario is waiting for processes to come back."""
-    third = part(matrix(SEED), 3)
     oracle = Oracle(tmp_path / "models")
+
+    def cook(scenarios: list[Scenario], servers: Mapping[str, str]) -> list[Outcome]:
+        return run(scenarios, tmp_path, servers, oracle, seed=SEED, streams=6)
+
     with own_place_on_servers() as urls, ThreadPoolExecutor(2) as kitchens:
-        runs = [kitchens.submit(run, third, tmp_path, servers, oracle, seed=SEED, streams=6) for servers in ({}, urls)]
-        outcomes = [outcome for one in runs for outcome in one.result()]
-    assert len(outcomes) == 2 * len(third)
+        outcomes = [outcome for one in kitchens.map(cook, quarters(), ({}, urls)) for outcome in one]
+    assert len(outcomes) == sum(map(len, quarters()))
     assert [outcome for outcome in outcomes if not outcome.good] == []
 
 

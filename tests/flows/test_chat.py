@@ -10,6 +10,7 @@ import pytest
 
 from tests.flows.cast import ask, client, expected, rated, receipt, say, stream, text_of, until, wait_until_idle
 from tests.flows.conftest import Stack
+from tests.flows.faults import slowly
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -117,12 +118,13 @@ def test_an_unknown_model_is_not_found(stack: Stack) -> None:
 
 
 def test_a_client_that_hangs_up_stops_the_engine_and_pays_for_what_it_got(stack: Stack) -> None:
-    chunks = stream(stack, "a very long story", 1500, extra_body={"ignore_eos": True})
-    first = next(chunks)
-    for _ in range(20):
-        next(chunks)
-    chunks.close()  # type: ignore[attr-defined]
-    told = until(lambda: rated(stack, first.id), lambda found: found["state"] == "cancelled")
+    with slowly(stack):
+        chunks = stream(stack, "a very long story", 1500, extra_body={"ignore_eos": True})
+        first = next(chunks)
+        for _ in range(20):
+            next(chunks)
+        chunks.close()  # type: ignore[attr-defined]
+        told = until(lambda: rated(stack, first.id), lambda found: found["state"] == "cancelled")
     assert 20 <= told["tokens"]["completion"] < 1500
     billed = {line["meter"]: int(line["quantity"]) for line in told["lines"]}
     assert billed["decode"] == told["tokens"]["completion"]

@@ -12,7 +12,7 @@ import pytest
 from infra.pictures.console_picture import SESSION_COOKIE, log_in
 from tests.flows.cast import database
 from tests.flows.conftest import Stack
-from tests.flows.faults import FULL, backends, crowd, frozen, postgres_processes
+from tests.flows.faults import FULL, LONG_S, backends, crowd, frozen, postgres_processes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,7 +38,7 @@ def test_cut_connections_are_made_again(fragile: Stack) -> None:
 
 def test_a_frozen_postgresql_is_waited_for(fragile: Stack) -> None:
     with crowd(fragile), frozen(*postgres_processes(fragile)):
-        time.sleep(60 if FULL else 5)  # longer than a lease
+        time.sleep(LONG_S)
 
 
 def test_open_streams_hold_no_connection_of_postgresql(fragile: Stack) -> None:

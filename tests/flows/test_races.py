@@ -80,7 +80,7 @@ def test_two_of_every_role_work_an_hour_apart_but_never_two_of_a_slot(fragile: S
         until(lambda: state_of(fragile, "decode-ahead"), lambda state: state == "ready", PATIENCE_S)
         until(lambda: sessions(fragile, "control-ahead"), lambda found: found > 0, PATIENCE_S)
         _, fence = lease(fragile)
-        with diners(fragile, size=8) as answers:
+        with diners(fragile) as answers:
             refusal = fragile.run("worker", "--slot", "decode-0", "--roles", "decode")  # tries for longer than a lease lives
         told = [receipt(fragile, answer.request_id) for answer in answers]
         assert {"decode-0", "decode-ahead"} <= {one["workers"]["decode"] for one in told}
