@@ -39,9 +39,9 @@ def test_chunk_borders_do_not_show(length: int) -> None:
     assert answers == {"a": expected(prompt(length)), "b": expected(prompt(40, seed=1))}
 
 
-@pytest.mark.parametrize("size", [2, 8, 31])
+@pytest.mark.parametrize("size", [2, 8, 31, 44, 45])
 def test_batch_mates_change_nothing(size: int) -> None:
-    one = engine(blocks=256)
+    one = engine(blocks=256, max_running=64)
     prompts = {f"r{index}": prompt(1 + 7 * index % 60, seed=index) for index in range(size)}
     warm = SamplingParams(max_tokens=8, temperature=1.3, top_p=0.95, seed=5, ignore_eos=True)
     answers = run(one, *(request(name, ids, warm) for name, ids in prompts.items()))
