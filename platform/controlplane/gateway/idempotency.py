@@ -94,7 +94,6 @@ async def _join(call: Call, ask: Ask, known: Known) -> Admitted:
             partial(answer_text, text, chosen, chosen.max_tokens),
             Watch(call.started, ask.model, request.service_tier),  # tells nothing: this call admits no request
             unused_tokens=0,
-            watch=Watch(call.started, ask.model, known.requests[0].service_tier),
             left="leave",
             place_id=place_id,
         )
