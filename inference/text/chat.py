@@ -34,7 +34,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, bool]]:
         """Pairs (text, written by the template), in order, with the generation prompt. Raises `ChatTemplateError`."""
         if self._template is None:
-            raise ChatTemplateError("This model has no chat template.", code="chat_template_missing")
+            raise ChatTemplateError(
+                "This model has no chat template: it answers /v1/completions only.", code="chat_template_missing"
+            )
         _check_roles(messages)
         nonce = f"{_MARK}{secrets.randbits(64)}."
         rows = [{"role": message.role, "content": _placeholder(nonce, i, message.content)} for i, message in enumerate(messages)]

@@ -15,7 +15,17 @@ class TextError(Exception):
 
 
 class ModelFolderError(TextError):
-    """The model's files are missing, damaged or of a kind that is not supported."""
+    """The model's files are missing, damaged or of a kind that is not supported.
+
+    checkpoint_file_missing   a file that the folder needs, or that its index names
+    checkpoint_damaged        a file that cannot be read as what it is: cut off, no JSON, offsets out of range or over one another
+    checkpoint_path_outside   a name or a link that leads out of the folder
+    checkpoint_pickled        weights that only pickle could read
+    checkpoint_architecture   a model that the decoder does not know
+    checkpoint_config         a value of config.json that is absurd, contradicts another, or asks for what the decoder cannot do
+    checkpoint_tensor         a tensor that is missing, too many, or of another shape or kind than config.json says
+    checkpoint_tokenizer      a tokenizer that is damaged, not supported, or larger than the embedding
+    """
 
     code = "model_folder_invalid"
 
@@ -33,7 +43,7 @@ class ChatTemplateError(TextError):
     chat_role_unknown       a role that no template is given (the client's fault)
     chat_template_limit     the template took too many steps, too much time or memory
     chat_template_failed    the template itself is at fault
-    chat_template_missing   the model has none
+    chat_template_missing   the model has none (the client's fault: it only completes texts)
     """
 
     code = "chat_template_failed"

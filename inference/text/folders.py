@@ -9,6 +9,8 @@ from typing import Any
 
 from inference.text import oracles
 from inference.text.byte_level import encode_plain, plain_tokenizer, token_piece
+from inference.text.checkpoint import is_checkpoint
+from inference.text.checkpoint_tokenizer import open_checkpoint_text
 from inference.text.errors import ModelFolderError
 from inference.text.gguf_metadata import read_metadata
 from inference.text.model_text import ModelText, special_tokens
@@ -25,7 +27,9 @@ def open_text(folder: Path) -> ModelText:
         return _open_gguf(folder)
     if (folder / "model.json").exists():
         return _open_oracle(folder)
-    raise ModelFolderError(f"{folder.name!r} holds no model.", detail=f"neither model.gguf nor model.json in {folder}")
+    if is_checkpoint(folder):
+        return open_checkpoint_text(folder)
+    raise ModelFolderError(f"{folder.name!r} holds no model.", detail=f"no model.gguf, model.json or config.json in {folder}")
 
 
 def oracle_kind(folder: Path) -> str:

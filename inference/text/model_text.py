@@ -22,6 +22,7 @@ class SpecialTokens:
     eos_ids: frozenset[int] = frozenset()
     pattern: re.Pattern[str] | None = None
     add_bos: bool = False  # the model was trained on texts that begin with the BOS
+    chat_eos_id: int | None = None  # the end that chat templates write
 
     def text_of(self, token_id: int | None) -> str:
         return next((text for text, index in self.ids.items() if index == token_id), "")
@@ -31,10 +32,19 @@ class SpecialTokens:
         return self.pattern.split(text) if self.pattern else [text]
 
 
-def special_tokens(ids: Mapping[str, int], bos_id: int | None, eos_ids: frozenset[int], *, add_bos: bool = False) -> SpecialTokens:
+def special_tokens(
+    ids: Mapping[str, int],
+    bos_id: int | None,
+    eos_ids: frozenset[int],
+    *,
+    add_bos: bool = False,
+    chat_eos_id: int | None = None,
+) -> SpecialTokens:
+    """`chat_eos_id`: where nothing says it, the first of the ends."""
     longest_first = sorted((text for text in ids if text), key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-    return SpecialTokens(ids, bos_id, eos_ids, pattern, add_bos and bos_id is not None)
+    chat_eos_id = min(eos_ids, default=None) if chat_eos_id is None else chat_eos_id
+    return SpecialTokens(ids, bos_id, eos_ids, pattern, add_bos and bos_id is not None, chat_eos_id)
 
 
 class ModelText:
@@ -50,19 +60,24 @@ class ModelText:
         encode_plain: Callable[[str], list[int]],
         context_length: int,
         chat_template: str | None,
+        encode_inner: Callable[[str], list[int]] | None = None,
+        least_share: float = 1.0,
     ) -> None:
+        """`encode_inner` encodes what does not begin a text, where that differs. `least_share`: of a text's bytes, how much its
+        tokens stand for at least; less than 1 where a text is normalized."""
         self.name = name
         self.revision = revision
         self.context_length = context_length
         self.special = special
         self._pieces = pieces
         self._encode_plain = encode_plain
-        self._shares = _shares(pieces)
+        self._encode_inner = encode_inner or encode_plain
+        self._shares = _shares(pieces) * least_share
         self._literals = {index: text for text, index in special.ids.items()}
         self._chat = ChatTemplate(
             chat_template,
             bos_token=special.text_of(special.bos_id),
-            eos_token=special.text_of(min(special.eos_ids, default=None)),
+            eos_token=special.text_of(special.chat_eos_id),
         )
 
     @property
@@ -124,7 +139,7 @@ class ModelText:
             if index % 2:
                 ids.append(self.special.ids[part])
             elif part:
-                ids += self._encode_plain(part)
+                ids += self._encode_inner(part) if index else self._encode_plain(part)
         return ids
 
 

@@ -1,4 +1,7 @@
-"""The Llama architecture in float32: RMS norm, rotary positions, grouped heads, gated SiLU."""
+"""The Llama architecture and its kin in float32: RMS norm, rotary positions, grouped heads, gated SiLU.
+
+Qwen2 adds a bias to q, k and v; Qwen3 norms each head's q and k before they turn; Mistral adds nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,17 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Angles are divided by `factor`: all of them, or (Llama 3, with an `original_context`) those of waves longer than
+    original_context / low_frequency; waves shorter than original_context / high_frequency stay, and between the two it blends."""
+
+    factor: float
+    low_frequency: float = 0.0
+    high_frequency: float = 0.0
+    original_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LlamaConfig:
     vocabulary_size: int
     width: int
@@ -29,11 +43,18 @@ class LlamaConfig:
     context_length: int
     rope_theta: float
     norm_epsilon: float
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False  # the embedding is used for the output too
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are [outputs, inputs]. Rows of q and k are ordered for the half-split form of the rotation."""
+    """Matrices are [outputs, inputs]. Rows of q and k are ordered for the half-split form of the rotation.
+
+    `qkv_bias` is that of q, k and v one after another; `q_norm` and `k_norm` are [head_dim].
+    """
 
     attention_norm: torch.Tensor
     q: torch.Tensor
@@ -44,6 +65,9 @@ class LayerWeights:
     gate: torch.Tensor
     up: torch.Tensor
     down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +89,7 @@ class _Layer:
         self.out = RowStableLinear(weights.out)
         self.gate_up = RowStableLinear(torch.cat([weights.gate, weights.up]))
         self.down = RowStableLinear(weights.down)
+        self.qkv_bias, self.q_norm, self.k_norm = weights.qkv_bias, weights.q_norm, weights.k_norm
 
 
 class LlamaModel:
@@ -116,9 +141,14 @@ class LlamaModel:
         self, index: int, layer: _Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         config = self.config
-        qkv = layer.qkv(self._norm(hidden, layer.attention_norm)).view(len(hidden), -1, config.head_dim)
-        turned = _rotate(qkv[:, : -config.kv_heads], cos, sin)
-        return attend(index, turned[:, : config.heads], turned[:, config.heads :], qkv[:, -config.kv_heads :])
+        qkv = layer.qkv(self._norm(hidden, layer.attention_norm))
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        parts = qkv.view(len(hidden), -1, config.head_dim)
+        q, k, v = parts[:, : config.heads], parts[:, config.heads : -config.kv_heads], parts[:, -config.kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        return attend(index, _rotate(q, cos, sin), _rotate(k, cos, sin), v)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if not len(hidden):
@@ -149,9 +179,21 @@ def _spans(batch: Batch) -> list[Span]:
 def _rotation(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin [positions, dim]; the second half repeats the first."""
     steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), 1.0 / config.rope_theta**steps)
+    speeds = _scaled(1.0 / config.rope_theta**steps, config.rope_scaling)
+    angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), speeds)
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()
+
+
+def _scaled(speeds: torch.Tensor, scaling: RopeScaling | None) -> torch.Tensor:
+    """`speeds`: radians per position [dim / 2]."""
+    if scaling is None:
+        return speeds
+    if scaling.original_context is None:
+        return speeds / scaling.factor
+    waves = scaling.original_context * speeds / (2 * math.pi)  # how many fit into the original context
+    kept = ((waves - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)).clamp(0, 1)
+    return (1 - kept) * speeds / scaling.factor + kept * speeds
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from controlplane.gateway.generate import Rendered, may_fit
 from controlplane.gateway.schema import ChatRequest
 from inference.text import ChatMessage, ChatTemplateError, ModelText
 
-CLIENT_FAULTS = ("chat_template_refused", "chat_role_unknown")
+CLIENT_FAULTS = ("chat_template_refused", "chat_role_unknown", "chat_template_missing")
 
 
 async def chat_prompt(chat: ChatRequest, text: ModelText, context_length: int) -> list[Rendered]:
@@ -20,7 +20,7 @@ async def chat_prompt(chat: ChatRequest, text: ModelText, context_length: int) -
 
 
 async def render_chat(text: ModelText, messages: Sequence[ChatMessage]) -> list[int]:
-    """Raises InvalidValue where the template refuses these messages."""
+    """Raises InvalidValue where the template refuses these messages, or the model has none."""
     try:
         if sum(len(message.content) for message in messages) <= limits.TEXT_INLINE_BYTES:
             return text.render_chat(messages)
