@@ -136,9 +136,11 @@ def test_an_echo_with_figures_tells_those_of_the_prompt(stack: Stack) -> None:
     "body",
     [
         {"messages": say("once"), "n": 2, "logprobs": True, "top_logprobs": 1, "prompt_logprobs": 1},
+        {"messages": say("the prompt's figures alone"), "prompt_logprobs": 2, "n": 2},
         {"prompt": ["once", "twice"], "echo": True, "logprobs": 1},
+        {"prompt": ["half a character: \uac00", "n"], "n": 3, "temperature": 2, "stop": ["a", "\ufffd"]},
     ],
-    ids=["chat", "completions"],
+    ids=["chat", "figures of the prompt", "completions", "completions with stops"],
 )
 def test_a_retry_under_the_same_key_gets_the_same_bytes_and_one_bill(stack: Stack, body: dict[str, Any]) -> None:
     label = f"retry {time.time_ns()}"

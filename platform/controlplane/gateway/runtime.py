@@ -179,6 +179,7 @@ class Runtime:
             self._reader.interrupt("The server is stopping; repeat the request.")
 
     async def close(self) -> None:
+        self.interrupt()  # no client waits any more: what is only followed runs on without us
         await self.cancels.drained(timeout_s=5)
         await self.lease.drop()
         until = time.monotonic() + BACKGROUND_S
