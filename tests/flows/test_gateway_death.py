@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from typing import Any
 
+import httpx2 as httpx
+import openai
 import pytest
 
-from tests.flows.cast import ask, database, expected, until, wait_until_ready
+from tests.flows.cast import ask, database, expected, rated, text_of, until, wait_until_ready
 from tests.flows.conftest import Stack
 from tests.flows.leaving import PATIENCE_S, Call, armed, billed_what_was_made, nothing_is_held, states
 from tests.flows.test_readiness import pid_of
@@ -76,6 +80,24 @@ def test_a_gateway_that_is_asked_to_stop_ends_its_streams_with_an_error(impatien
         os.kill(pid_of(impatient, "gateway"), signal.SIGTERM)
         assert calls[0].error() == "stream_interrupted"
         cancelled(impatient, calls, "client_gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_what_has_a_key_outlives_its_gateway_and_its_client_gets_it_from_the_next(impatient: Stack, number: int) -> None:
+    key = f"outlives {number} {time.time_ns()}"
+    asked: dict[str, Any] = {"stream": True, "user": key, "extra_headers": {"Idempotency-Key": key}}
+    with armed(impatient, {**SLOW_DECODE, "times": 20}) as fired:
+        chunks = ask(impatient, "a kept answer", 60, **asked)
+        heard = next(chunks).id
+        os.kill(pid_of(impatient, "gateway"), number)
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(chunks)
+        wait_until_ready(impatient)
+        assert fired(0)
+    again = list(ask(impatient, "a kept answer", 60, **asked))
+    assert {chunk.id for chunk in again} == {heard}
+    assert text_of(iter(again)) == expected("a kept answer", 60)
+    assert rated(impatient, heard)["state"] == "done"
 
 
 def test_what_names_no_gateway_runs_to_its_end(impatient: Stack) -> None:

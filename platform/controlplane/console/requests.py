@@ -75,8 +75,8 @@ def public_id(request_id: uuid.UUID) -> str:
 
 
 def request_uuid(term: str) -> uuid.UUID | None:
-    """From an id as people have it: `chatcmpl-...`, with or without dashes."""
-    return uuid_or_none(term.strip().removeprefix(PUBLIC_PREFIX))
+    """From an id as people have it: `chatcmpl-...` or `cmpl-...`, with or without dashes."""
+    return uuid_or_none(term.strip().removeprefix(PUBLIC_PREFIX).removeprefix("cmpl-"))
 
 
 class PathFilter(admin.SimpleListFilter):
@@ -97,7 +97,7 @@ class RequestAdmin(RoomAdmin):
     list_display = ("public", "state_label", "tenant_name", "model", "path_taken", "tokens", "ttft", "created")
     list_filter = ("state", PathFilter, TenantFilter, ModelFilter, DayFilter)
     search_fields = ("id",)
-    search_help_text = "The id of a request: chatcmpl-… or a UUID"
+    search_help_text = "The id of a request: chatcmpl-…, cmpl-… or a UUID"
     ordering = ("-id",)  # version 7: the newest first, by the primary key
 
     def get_queryset(self, request: HttpRequest) -> Any:

@@ -26,7 +26,7 @@ def listed(client: Client, **values: str) -> str:
     return answer.content.decode()
 
 
-@pytest.mark.parametrize("form", ["chatcmpl-{0.hex}", "{0.hex}", "{0}", "  chatcmpl-{0.hex} "])
+@pytest.mark.parametrize("form", ["chatcmpl-{0.hex}", "cmpl-{0.hex}", "{0.hex}", "{0}", "  chatcmpl-{0.hex} "])
 def test_a_request_is_found_by_its_id_as_people_have_it(staff: Client, acme: Tenant, form: str) -> None:
     wanted, other = request_make(acme), request_make(acme)
     content = listed(staff, q=form.format(wanted.id))
