@@ -23,7 +23,7 @@ class CheckpointWeights:
     def __init__(self, folder: Path) -> None:
         places = tensor_files(folder)
         self._files = {path: _opened(path) for path in sorted(set(places.values()))}
-        self._places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        self._places = _places(self._files)
         for name, path in places.items():
             if name and self._places.get(name) != path:
                 raise ModelFolderError(
@@ -104,6 +104,16 @@ def _layer_shapes(config: LlamaConfig) -> Iterator[tuple[str, Shape]]:
     yield from ((f"mlp.{name}_proj.weight", (inner, width)) for name in ("gate", "up"))
     yield "mlp.down_proj.weight", (width, inner)
     yield from ((f"{name}_layernorm.weight", (width,)) for name in ("input", "post_attention"))
+
+
+def _places(files: dict[Path, Any]) -> dict[str, Path]:
+    places: dict[str, Path] = {}
+    for path, file in files.items():
+        for name in file.keys():  # noqa: SIM118 (the library's own class has no iterator)
+            if name in places:
+                raise ModelFolderError(f"{places[name].name} and {path.name} both hold {name}.", code="checkpoint_tensor")
+            places[name] = path
+    return places
 
 
 def _opened(path: Path) -> Any:

@@ -77,10 +77,12 @@ def _refuse_what_changes_the_computation(config: dict[str, Any]) -> None:
         "mlp_bias": (None, False),
         "quantization_config": (None,),
         "partial_rotary_factor": (None, 1, 1.0),
+        "tie_word_embeddings": (None, False, True),
     }
+    stated = _rope(config) | config  # newer files say a part of it among the rotations
     for key, known in plain.items():
-        if config.get(key) not in known:
-            raise _refused(f"{key} = {config[key]!r} is not supported")
+        if stated.get(key) not in known:
+            raise _refused(f"{key} = {stated[key]!r} is not supported")
 
 
 def _refuse_window(config: dict[str, Any], architecture: _Architecture, context_length: int) -> None:
