@@ -41,7 +41,7 @@ def open_checkpoint_text(folder: Path) -> ModelText:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(f"{type(error).__name__}: {error}") from error
     rows = whole_number(config, "vocab_size", MAX_VOCABULARY)
-    _check_ids([*vocabulary.values(), *(token.id for token in added)], rows)
+    _check_ids("tokenizer.json", [*vocabulary.values(), *(token.id for token in added)], rows)
     ids = {token.content: token.id for token in added}
     return ModelText(
         name=folder.name,
@@ -71,13 +71,13 @@ def _vocabulary(description: Mapping[str, Any]) -> dict[str, int]:
     return dict(model["vocab"])
 
 
-def _check_ids(ids: list[Any], rows: int) -> None:
+def _check_ids(source: str, ids: list[Any], rows: int) -> None:
     wrong = next((index for index in ids if type(index) is not int or index < 0), None)
     if wrong is not None:
-        raise _damaged(f"a token has the id {wrong!r}")
+        raise ModelFolderError(f"{source}: {wrong!r} is no token's id.", code="checkpoint_tokenizer")
     if max(ids, default=0) >= rows:
         raise ModelFolderError(
-            f"tokenizer.json has ids up to {max(ids)}, config.json's vocab_size is {rows}: the embedding has too few rows.",
+            f"{source} has ids up to {max(ids)}, config.json's vocab_size is {rows}: the embedding has too few rows.",
             code="checkpoint_tokenizer",
         )
 
@@ -147,7 +147,8 @@ def _special(
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     bos = named["bos"] if "bos_token" in settings else config.get("bos_token_id")
-    _check_ids([*ends, *([] if bos is None else [bos])], whole_number(config, "vocab_size", MAX_VOCABULARY))
+    rows = whole_number(config, "vocab_size", MAX_VOCABULARY)
+    _check_ids("generation_config.json or config.json", [*ends, *([] if bos is None else [bos])], rows)
     return special_tokens(
         ids,
         bos,
