@@ -56,6 +56,23 @@ def test_a_number_that_cannot_be_says_why(monkeypatch: pytest.MonkeyPatch, raw: 
 
 
 @pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ("red,", "'' is no folder's name"),
+        ("../red", "'../red' is no folder's name"),
+        (".red", "'.red' is no folder's name"),
+        ("red, blue,red", "a name stands twice"),
+    ],
+)
+def test_a_list_of_models_that_cannot_be_says_why(monkeypatch: pytest.MonkeyPatch, raw: str, said: str) -> None:
+    monkeypatch.setenv("MODELS", "red, blue")
+    assert env.names("MODELS", ()) == ("red", "blue")
+    monkeypatch.setenv("MODELS", raw)
+    with pytest.raises(ImproperlyConfigured, match=f"^MODELS: {said}$"):
+        env.names("MODELS", ())
+
+
+@pytest.mark.parametrize(
     ("url", "said"),
     [
         ("notaurl", "not a URL"),

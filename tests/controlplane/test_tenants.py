@@ -21,7 +21,7 @@ from inference.text.model_files import ensure_oracle
 @pytest.fixture
 def demo_file(monkeypatch: pytest.MonkeyPatch) -> Path:
     ensure_oracle("tiny", settings.DATA.models)
-    monkeypatch.setattr(settings, "MODEL", "tiny")
+    monkeypatch.setattr(settings, "MODELS", ("tiny",))
     path: Path = settings.DATA.root / "demo.json"
     path.unlink(missing_ok=True)
     return path

@@ -18,6 +18,7 @@ from controlplane.embedded.postgres import Postgres
 from controlplane.embedded.processes import spawn
 from controlplane.embedded.supervisor import Child
 from controlplane.embedded.valkey import Valkey
+from controlplane.fleet.selectors import NEEDED_ROLES
 
 MANAGE = (sys.executable, str(BASE / "manage.py"))
 GATEWAY, WORK, SERVERS = 0, 1, 2  # the order of stopping
@@ -46,8 +47,7 @@ def _serving(port: int) -> list[Program]:
     return [
         Program(GATEWAY_NAME, _gateway(port), _role("app"), order=GATEWAY),
         Program("dispatcher", (*MANAGE, "dispatcher"), _role("system")),
-        _worker("prefill"),
-        _worker("decode"),
+        *(_worker(role, index, model) for index, model in enumerate(settings.MODELS) for role in NEEDED_ROLES),
         Program("control", (*MANAGE, "control"), _role("system")),
     ]
 
@@ -62,12 +62,13 @@ def _gateway(port: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "controlplane.gateway", *where, "--grace", str(int(GATEWAY_STOP_S) - 1))
 
 
-def _worker(role: str) -> Program:
-    slot = f"{role}-0"
+def _worker(role: str, index: int, model: str) -> Program:
+    slot = f"{role}-{index}"
     threads = str(settings.WORKER_THREADS)
     env = _role("system", OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, WORKER_GRACE_S=str(int(WORK_STOP_S) - 1))
     env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would slow the other worker
-    return Program(f"worker-{slot}", (*MANAGE, "worker", "--slot", slot, "--roles", role), env, slot=slot)
+    argv = (*MANAGE, "worker", "--slot", slot, "--roles", role, "--model", model)
+    return Program(f"worker-{slot}", argv, env, slot=slot)
 
 
 def _role(role: str, **more: str) -> dict[str, str]:

@@ -29,10 +29,12 @@ from controlplane.embedded.screen import say, step
 from controlplane.embedded.signals import Signals, StopRequested
 from controlplane.embedded.supervisor import TAIL_LINES, Child, Supervisor, describe
 from controlplane.embedded.valkey import Valkey
+from controlplane.fleet.selectors import NEEDED_ROLES, fleet
 from controlplane.tenants.demo import DemoCredentials, demo_create
 from inference.coordination.gateways import gateway_died
 from inference.coordination.models import Gateway, Worker, WorkerState
 from inference.coordination.registry import worker_died
+from inference.text import open_text
 from inference.text.model_files import KNOWN_MODELS, ensure_oracle, fetch
 
 READY_TIMEOUT_S = 180
@@ -67,8 +69,9 @@ class Serve:
     def _start(self, port: int) -> DemoCredentials:
         private_folder(self.data.sockets)
         self.data.port_file.write_text(str(port))
-        with step(f"Model {settings.MODEL}"):
-            model_ensure(settings.MODEL, self.data.models)
+        for model in settings.MODELS:
+            with step(f"Model {model}"):
+                model_ensure(model, self.data.models)
         self._servers()
         with step("Database"):
             database_setup(settings.DATABASE_SERVER, secret_key=settings.SECRET_KEY)
@@ -107,7 +110,7 @@ class Serve:
 
     def _wait_ready(self, port: int) -> None:
         began = news_at = time.monotonic()
-        while (missing := missing_parts(port)) is not None:
+        while (missing := missing_parts(port) or missing_workers()) is not None:
             self.supervisor.look()
             self.supervisor.refuse_repeated_deaths()
             now = time.monotonic()
@@ -145,10 +148,12 @@ def free_port(host: str, port: int) -> int:
 
 
 def model_ensure(name: str, folder: Path) -> None:
+    """Its files are there, and its text side opens. Raises ModelFetchError, ModelFolderError."""
     if settings.TEST_HOOKS and name in ("tiny", "scripted"):
         ensure_oracle(name, folder)
     elif name in KNOWN_MODELS or not (folder / name).is_dir():
         fetch(name, folder, lambda line: say(f"    {line}"))
+    open_text(folder / name)
 
 
 def migrate(port: int) -> None:
@@ -179,6 +184,14 @@ def missing_parts(port: int) -> str | None:
     finally:
         client.close()
     return None if answer.status == 200 else _not_ready(body)
+
+
+def missing_workers() -> str | None:
+    """None when each model has a worker of each role, else what is missing: readiness asks for a role's workers of any model."""
+    there = {(worker.model, role) for worker in fleet().workers for role in worker.roles}
+    connections.close_all()
+    missing = [f"{role} of {model}" for model in settings.MODELS for role in NEEDED_ROLES if (model, role) not in there]
+    return ", ".join(missing) or None
 
 
 def _not_ready(body: bytes) -> str:

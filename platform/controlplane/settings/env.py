@@ -62,6 +62,21 @@ def choice(name: str, default: str, choices: Sequence[str]) -> str:
     return _read(name, default, parse)
 
 
+def names(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of folders, with commas between; none twice, none hidden, none a path."""
+
+    def parse(raw: str) -> tuple[str, ...]:
+        found = tuple(part.strip() for part in raw.split(","))
+        for part in found:
+            if not part or part.startswith(".") or Path(part).name != part:
+                raise ValueError(f"{part!r} is no folder's name")
+        if len(set(found)) < len(found):
+            raise ValueError("a name stands twice")
+        return found
+
+    return _read(name, default, parse)
+
+
 def address(name: str) -> Address | None:
     return _read(name, None, Address.parse)
 

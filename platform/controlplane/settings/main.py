@@ -51,7 +51,8 @@ BROKER_URL = env.secret("BROKER_URL") or DATA.broker_url
 globals().update(celery_settings(BROKER_URL))
 
 # Inference. A worker's memory is WORKER_BLOCKS times the model's block (SmolLM2-135M in fp32: 720 KiB).
-MODEL = env.text("BRIGADE_MODEL", "smollm2-135m-instruct")
+MODELS = env.names("BRIGADE_MODEL", ("smollm2-135m-instruct",))
+MODEL = MODELS[0]
 WORKER_BLOCKS = env.integer("WORKER_BLOCKS", 1024, least=4, most=10_000_000)
 WORKER_MAX_RUNNING = env.integer("WORKER_MAX_RUNNING", 32, least=1, most=4096)
 WORKER_THREADS = env.integer("WORKER_THREADS", os.cpu_count() or 1, least=1, most=1024)

@@ -43,7 +43,8 @@ def demo_create() -> DemoCredentials:
     """Makes what is missing, the catalogue included. What works stays; a secret that the database does not know is replaced."""
     with transaction.atomic():
         _one_at_a_time()
-        catalog_seed(model=settings.MODEL)
+        for model in settings.MODELS:
+            catalog_seed(model=model)
         organisation, project = _organisation_and_project()
         hold_account_open(tenant_id=organisation.id, limit_nano_usd=DEMO_LIMIT_NANO_USD)
         kept = _read()

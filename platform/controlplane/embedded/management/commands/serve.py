@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.embedded.errors import EmbeddedError
 from controlplane.embedded.start import Serve
-from inference.text import ModelFetchError
+from inference.text import TextError
 
 
 class Command(BaseCommand):
@@ -17,5 +17,5 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **__: Any) -> None:
         try:
             Serve().run()
-        except (EmbeddedError, ModelFetchError, psycopg.Error) as error:
+        except (EmbeddedError, TextError, psycopg.Error) as error:
             raise CommandError(f"Brigade could not start: {error}") from error
