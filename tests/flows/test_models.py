@@ -10,13 +10,14 @@ from pathlib import Path
 import openai
 import pytest
 
+from controlplane.embedded.paths import DataFolder
 from inference.contracts import SamplingParams
 from inference.engine.loading import load_model
 from inference.engine.reference import reference
 from inference.text import ChatMessage, open_text
 from tests.checkpoints import write_checkpoint
 from tests.flows.cast import client, kill_worker, receipt, say, until
-from tests.flows.conftest import Stack, serving
+from tests.flows.conftest import START_TIMEOUT_S, Stack, free_port, launch, serving
 
 MODELS = ("red", "blue")
 TOKENS = 12
@@ -89,6 +90,17 @@ def test_the_death_of_ones_workers_leaves_the_other_served(kitchen: Kitchen) -> 
     until(lambda: kitchen.stack.output.read_text(), lambda said: said.count("worker-prefill-1 ended") == 1)
     found = until(lambda: _try(kitchen, "blue"), bool)
     assert found == kitchen.wanted["blue"]
+
+
+def test_a_model_that_does_not_open_stops_the_start_with_its_fault(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "data" / "models" / "red")
+    (folder / "config.json").write_text("{")
+    stack = launch(DataFolder(tmp_path / "data"), free_port(), {"BRIGADE_MODEL": "red"})
+    try:
+        assert stack.process.wait(START_TIMEOUT_S) == 1
+        assert "Brigade could not start: config.json is no JSON" in stack.output.read_text()
+    finally:
+        stack.stop()
 
 
 def _try(kitchen: Kitchen, model: str) -> str:
