@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from django.db.models import QuerySet
 
-from inference.requests.models import OWNED, InferenceRequest, RequestEvent
+from inference.requests.models import OPEN, OWNED, InferenceRequest, RequestEvent
 
 
 def events_of(*, tenant_id: uuid.UUID, request_id: uuid.UUID) -> Sequence[RequestEvent]:
@@ -21,6 +21,11 @@ def owned_by(slot: str, worker_epoch: int) -> list[uuid.UUID]:
 def cancelled_of(slot: str, worker_epoch: int) -> list[uuid.UUID]:
     """Requests that a worker still runs although their clients have gone."""
     return list(_owned(slot, worker_epoch).filter(cancel_requested_at__isnull=False).values_list("id", flat=True))
+
+
+def open_of_model(model: str) -> int:
+    """How many requests of all tenants still wait for this model, or run."""
+    return InferenceRequest.objects.filter(model=model, state__in=OPEN).count()
 
 
 def _owned(slot: str, worker_epoch: int) -> QuerySet[InferenceRequest]:

@@ -31,6 +31,10 @@ class ChatTemplate:
         self._template = BoundedTemplate(source) if source else None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
+    @property
+    def exists(self) -> bool:
+        return self._template is not None
+
     def render(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, bool]]:
         """Pairs (text, written by the template), in order, with the generation prompt. Raises `ChatTemplateError`."""
         if self._template is None:

@@ -15,7 +15,7 @@ from inference.text.errors import ModelFolderError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_CONTEXT = MAX_VOCABULARY = 1_048_576
 _MAX_JSON_BYTES = 67_108_864
-_TEXT_FILES = (
+TEXT_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -108,7 +108,7 @@ def _without_weights(folder: Path) -> ModelFolderError:
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """Every file that makes the model what it is, in one order. Raises `ModelFolderError`."""
-    texts = (checkpoint_file(folder, name) for name in (*_TEXT_FILES, INDEX))
+    texts = (checkpoint_file(folder, name) for name in (*TEXT_FILES, INDEX))
     return [path for path in texts if path] + sorted(set(tensor_files(folder).values()))
 
 

@@ -24,6 +24,7 @@ class ModelFolderError(TextError):
     checkpoint_architecture   a model that the decoder does not know
     checkpoint_config         a value of config.json that is absurd, contradicts another, or asks for what the decoder cannot do
     checkpoint_tensor         a tensor that is missing, too many, or of another shape or kind than config.json says
+    checkpoint_computation    weights whose answer is no number
     checkpoint_tokenizer      a tokenizer that is damaged, not supported, or larger than the embedding
     """
 
@@ -50,6 +51,9 @@ class ChatTemplateError(TextError):
 
 
 class ModelFetchError(TextError):
-    """The model could not be fetched; the text says what to do."""
+    """The model could not be fetched, stored or removed; the text says what to do.
+
+    model_unknown, model_damaged, model_name_taken, hub_model_unknown, hub_unreachable
+    """
 
     code = "model_fetch_failed"

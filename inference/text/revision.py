@@ -31,7 +31,7 @@ def model_digest(folder: Path, *, verify: bool = False) -> str:
 
     The record counts while it fits the files; `verify=True` always reads them. Raises `ModelFolderError`.
     """
-    files = _model_files(folder)
+    files = model_paths(folder)
     try:
         state = [_file_state(path) for path in files]
         recorded = None if verify else _recorded(folder, state)
@@ -40,7 +40,8 @@ def model_digest(folder: Path, *, verify: bool = False) -> str:
         raise ModelFolderError("The model file cannot be read.", detail=str(error)) from error
 
 
-def _model_files(folder: Path) -> list[Path]:
+def model_paths(folder: Path) -> list[Path]:
+    """Every file that makes the model what it is. Raises `ModelFolderError`."""
     alone = next((folder / name for name in _ALONE if (folder / name).exists()), None)
     if alone is not None:
         return [alone]

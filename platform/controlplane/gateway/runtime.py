@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -117,7 +118,7 @@ class Runtime:
         )
         self._reader: StreamReader | None = None
         self._starting = asyncio.Lock()
-        self._texts: dict[str, asyncio.Task[ModelText]] = {}
+        self._texts: dict[tuple[str, datetime], asyncio.Task[ModelText]] = {}
         self._background: set[asyncio.Task[Any]] = set()
 
     async def reader(self) -> StreamReader:
@@ -141,15 +142,16 @@ class Runtime:
         return found
 
     async def text(self, model: str) -> ModelText:
-        """`model` must be a name from the catalogue: it becomes a folder's name."""
-        if model not in self._texts:
+        """A name that was removed and sold again may mean other files. Raises ModelNotFound."""
+        sold = (model, (await self.model(model)).created_at)
+        if sold not in self._texts:
             folder = Path(settings.DATA.models) / model
-            self._texts[model] = asyncio.create_task(threads.text.run(open_text, folder))
-        task = self._texts[model]
+            self._texts[sold] = asyncio.create_task(threads.text.run(open_text, folder))
+        task = self._texts[sold]
         try:
             return await asyncio.shield(task)
         except TextError as error:
-            self._texts.pop(model, None)
+            self._texts.pop(sold, None)
             raise InternalError(f"model {model}: {error}") from error
 
     def background(self, work: Coroutine[Any, Any, object]) -> None:
