@@ -12,7 +12,7 @@ CALLS = 600
 
 def test_hostile_calls_leave_nothing_behind_and_disturb_nobody() -> None:
     report = run(CALLS, seed=2)
-    assert report.faults == []
+    assert report.faults == [], "\n".join(report.faults)
     assert report.canaries == CALLS // HUNDRED
     assert report.statuses[400] > CALLS // 4  # it was hostile
     assert report.statuses[200] > CALLS // 20  # and not only
