@@ -156,7 +156,7 @@ def duration(seconds: float) -> str:
 def limiter_connections(redis_url: str) -> Redis:
     """A few connections that a burst waits for: the client's ordinary pool refuses the 101st command at once."""
     pool = BlockingConnectionPool.from_url(
-        redis_url, max_connections=LIMITER_CONNECTIONS, timeout=5, socket_timeout=5, socket_connect_timeout=2
+        redis_url, max_connections=LIMITER_CONNECTIONS, timeout=5, socket_timeout=5, socket_connect_timeout=5
     )
     return Redis.from_pool(pool)
 

@@ -18,6 +18,7 @@ from inference.coordination.leases import lease_take
 from inference.coordination.registry import worker_register
 from inference.engine.config import EngineConfig
 from inference.engine.engine import Engine
+from inference.engine.events import EngineEvent
 from inference.engine.loading import load_model
 from inference.engine.models.base import LanguageModel
 from inference.engine.reference import reference
@@ -66,6 +67,16 @@ class Station:
     def start(self) -> None:
         self.courier.start(_run_thread)
         self._thread.start()
+
+    def slow_down(self) -> None:
+        """So that a request does not end before something happens to it."""
+        step = self.engine.step
+
+        def slow() -> list[EngineEvent]:
+            time.sleep(0.03)
+            return step()
+
+        self.engine.step = slow  # type: ignore[method-assign]
 
     def _run(self) -> None:
         self.loop.run()

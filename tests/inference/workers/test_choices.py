@@ -80,6 +80,7 @@ def test_a_take_over_goes_on_with_every_choice_and_tells_all_of_it(
     kitchen: Kitchen, make_request: MakeRequest, redis_url: str, stream_lost: bool
 ) -> None:
     wanted = alone(kitchen, make_request)
+    kitchen.stations["prefill-0"].slow_down()
     request, loop = make_request(prompt=PROMPT, sampling=SAMPLING), kitchen.stations["prefill-0"].loop
     claim = kitchen.give(request, "prefill-0", path="fused")
     kitchen.until(lambda: kitchen.heard(request).count > 12)
@@ -112,6 +113,7 @@ def test_tokens_whose_log_probabilities_are_lost_are_made_again(kitchen: Kitchen
 
 
 def test_a_cancel_bills_the_tokens_of_all_choices(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    kitchen.stations["prefill-0"].slow_down()
     request, loop = make_request(prompt=PROMPT, sampling=SAMPLING), kitchen.stations["prefill-0"].loop
     kitchen.give(request, "prefill-0", path="fused")
     kitchen.until(lambda: kitchen.heard(request).count > 5)

@@ -179,6 +179,7 @@ def test_the_token_log_follows_and_is_whole_at_the_end(kitchen: Kitchen, make_re
 def test_what_the_log_has_is_not_computed_again_as_new(kitchen: Kitchen, make_request: MakeRequest, redis_url: str) -> None:
     """Valkey forgot the stream and the worker died: the next owner goes on from the log."""
     request, loop = make_request(prompt=SHORT, max_tokens=60), kitchen.stations["prefill-0"].loop
+    kitchen.stations["prefill-0"].slow_down()
     claim = kitchen.give(request, "prefill-0", path="fused")
     kitchen.until(lambda: len(kitchen.ids(request)) > 5)
     loop.log_tokens()
