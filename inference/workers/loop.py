@@ -127,6 +127,8 @@ class EngineLoop:
             return
 
     def _start(self, job: Job) -> None:
+        if self._jobs.get(job.id) is not job:
+            return  # it was cancelled between the doorway and here
         handoff = job.claim.handoff
         if handoff is not None and (handoff.worker, handoff.worker_epoch) == self._me and job.id in self._held:
             self._resume(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -115,6 +116,26 @@ def test_a_cancel_while_decoding_stops_within_a_step_and_bills_what_was_made(kit
     assert 5 < request.completion_tokens < 900
     assert usage(request)[Meter.DECODE] == request.completion_tokens
     kitchen.wait_idle()
+
+
+def test_a_cancel_that_overtakes_the_start_leaves_nothing_behind(kitchen: Kitchen, make_request: MakeRequest) -> None:
+    """The doorway has counted the job already, the loop has not begun it."""
+    request, loop, gate = make_request(prompt=LONG), kitchen.stations["prefill-0"].loop, threading.Event()
+    claim = kitchen.give(request, "prefill-0", start=False)
+
+    def hold_up() -> None:
+        gate.wait(20)
+
+    loop._commands.put(hold_up)
+    loop.cancel(str(request.id))
+    loop.start_job(claim)
+    gate.set()
+    kitchen.wait(request, State.CANCELLED)
+    kitchen.until(lambda: loop.progress_at > time.monotonic() - 0.2 and loop._commands.empty())
+    assert not kitchen.stations["prefill-0"].engine.has_work
+    assert loop.held() == []
+    kitchen.wait_idle()
+    assert kitchen.stations["prefill-0"].engine.counters().held == 0
 
 
 def test_a_cancel_between_the_workers_frees_the_pages(kitchen: Kitchen, make_request: MakeRequest) -> None:
