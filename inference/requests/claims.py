@@ -42,6 +42,7 @@ class Claim:
     queue_ms: float
     remaining_s: float  # to the deadline
     handoff: HandOffTicket | None
+    trace_context: str = ""  # W3C traceparent that spans of this claim go under; empty: not traced
     logprobs: Logprobs = ()  # of the request's forced tokens, where it asks for them
 
 
@@ -95,7 +96,7 @@ def request_claim(*, request_id: uuid.UUID, state: State, epoch: int, slot: str,
 def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
     row = query_one(
         """
-        SELECT r.tenant_id, r.epoch, r.policy, r.attempt, r.path, r.state, b.prompt_ids, b.sampling, b.scope_salt,
+        SELECT r.tenant_id, r.epoch, r.policy, r.attempt, r.path, r.state, r.trace_context, b.prompt_ids, b.sampling, b.scope_salt,
                1000 * extract(epoch FROM clock_timestamp() - r.created_at)::float8,
                extract(epoch FROM r.deadline_at - clock_timestamp())::float8,
                h.worker, h.worker_epoch, w.arena, h.layout, h.tokens, h.pages, h.result,
@@ -111,7 +112,9 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
         [request_id],
     )
     assert row is not None, "the row was changed in this transaction"
-    (tenant_id, epoch, policy, attempt, path, state, prompt, sampling, salt, elapsed_ms, remaining_s, *handoff, queue_ms) = row
+    (tenant_id, epoch, policy, attempt, path, state, trace, prompt, sampling, salt, elapsed_ms, remaining_s, *handoff, queue_ms) = (
+        row
+    )
     ticket = _ticket(*handoff) if handoff[0] else None
     result = ticket.result if ticket else None
     phase: Literal["prefill", "decode", "fused"] = (
@@ -138,6 +141,7 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
         queue_ms=queue_ms,
         remaining_s=remaining_s,
         handoff=ticket,
+        trace_context=trace,
         logprobs=result.logprobs if result else (),
     )
 

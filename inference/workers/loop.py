@@ -29,6 +29,7 @@ from inference.requests.token_log import token_log_append
 from inference.requests.transitions import request_finish, request_ready
 from inference.streams import signal_release
 from inference.submit import CANCELLED, CANCELLED_MESSAGE
+from inference.workers import spans
 from inference.workers.courier import Courier, Entries, Parcel, Transition
 from inference.workers.jobs import Job, Verdict
 from inference.workers.metrics import WorkerMetrics
@@ -152,7 +153,7 @@ class EngineLoop:
         except EngineRefusal as refusal:
             self.engine.release(job.id)
             self._fail_unstarted(job.id, refusal)
-        self._send(Transition("release", lambda: self._write_release(job)))
+        self._send(_transition("release", job, lambda: self._write_release(job)))
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -201,7 +202,7 @@ class EngineLoop:
             self.engine.recompute(job.id)
         else:
             self.engine.admit(job.id)
-        self._send(Transition("release", lambda: self._write_release(job)))
+        self._send(_transition("release", job, lambda: self._write_release(job)))
 
     def _end(self, request_id: str, verdict: Verdict) -> None:
         job = self._jobs.pop(request_id, None)
@@ -258,9 +259,9 @@ class EngineLoop:
         del self._jobs[job.id]
         if isinstance(event, Prefilled):
             self._held[job.id] = job
-            self.metrics.left(event.usage)
+            self._left(job, event.usage)
             pages = pages_note(self._arena, event.blocks)
-            return Transition("ready", lambda: self._write_ready(job, event, pages))
+            return _transition("ready", job, lambda: self._write_ready(job, event, pages))
         if isinstance(event, Finished):
             return self._finishing(job, event.usage, reasons=event.reasons)
         return self._finishing(job, event.usage, verdict=Verdict(State.FAILED, event.code, event.message))
@@ -269,7 +270,7 @@ class EngineLoop:
         self, job: Job, usage: PhaseUsage, *, reasons: tuple[FinishReason, ...] = (), verdict: Verdict | None = None
     ) -> Transition:
         outcome = job.outcome(usage, reasons, verdict)
-        self.metrics.left(usage)
+        self._left(job, usage)
         self._settling.add(job.id)
 
         def write() -> Entries:
@@ -290,7 +291,11 @@ class EngineLoop:
             prompt_tokens = outcome.computed + outcome.cached
             return [(job.id, FinishEntry(job.epoch, reasons, prompt_tokens, outcome.cached, outcome.completion))]
 
-        return Transition("finish", write)
+        return _transition("finish", job, write)
+
+    def _left(self, job: Job, usage: PhaseUsage) -> None:
+        self.metrics.left(usage)
+        spans.left(job, usage)
 
     def _finish(self, job: Job, usage: PhaseUsage, *, verdict: Verdict) -> None:
         self._send(self._finishing(job, usage, verdict=verdict))
@@ -321,6 +326,16 @@ class EngineLoop:
 
     def _send(self, *transitions: Transition) -> None:
         self._courier.send(Parcel(transitions=transitions))
+
+
+def _transition(name: str, job: Job, write: Callable[[], Entries]) -> Transition:
+    """What is logged meanwhile is about the request, and a traced one has a span for it."""
+
+    def about_it() -> Entries:
+        with spans.transition(job, name):
+            return write()
+
+    return Transition(name, about_it)
 
 
 def _token_entry(epoch: int, token: Token) -> TokenEntry:

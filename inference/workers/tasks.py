@@ -14,6 +14,8 @@ from inference.requests.claims import Claim, request_claim
 from inference.requests.models import State
 from inference.requests.token_log import token_log_read
 from inference.streams import StreamWriter
+from inference.telemetry.context import work_about
+from inference.workers import spans
 from inference.workers.metrics import CLAIMS
 from inference.workers.runtime import WorkerRuntime
 
@@ -38,7 +40,9 @@ def claim(request_id: str, state: str, epoch: int) -> None:
         CLAIMS.labels("late").inc()
         return
     runtime.loop.metrics.claimed(claimed)
-    runtime.loop.start_job(with_forced(claimed))
+    spans.claimed(claimed)
+    with work_about(request_id=request_id, tenant_id=str(claimed.tenant_id), trace_context=claimed.trace_context):
+        runtime.loop.start_job(with_forced(claimed))
 
 
 def with_forced(claimed: Claim) -> Claim:

@@ -53,8 +53,10 @@ def _serving(port: int) -> list[Program]:
 
 
 def metrics_sockets(data: DataFolder) -> dict[str, Path]:
-    """Where the processes show their pages, by name."""
-    return {program.name: data.metrics_socket(program.name) for program in _serving(port=0)}
+    """Where the processes show their pages, by name: those that should be there, and whatever else is."""
+    expected = {program.name: data.metrics_socket(program.name) for program in _serving(port=0)}
+    found = {path.stem.removeprefix("metrics-"): path for path in data.sockets.glob("metrics-*.sock")}
+    return expected | found
 
 
 def _gateway(port: int) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class Server(uvicorn.Server):
 
 def main() -> None:
     from django.conf import settings
+    from django.core.exceptions import ImproperlyConfigured
 
     from controlplane.gateway.protocol import GatewayProtocol
     from controlplane.gateway.sockets import bound_socket
@@ -35,13 +36,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=settings.PORT)
     parser.add_argument("--grace", type=int, default=30, help="seconds that streams have to end after SIGTERM")
     options = parser.parse_args()
-    telemetry_start()
+    try:
+        telemetry_start("gateway")
+    except ImproperlyConfigured as error:
+        parser.exit(2, f"{error}\n")
     config = uvicorn.Config(
         application,
         http=GatewayProtocol,
         server_header=False,
         log_level="warning",
         access_log=False,
+        log_config=None,  # its lines go the way of all others
         timeout_graceful_shutdown=options.grace,
     )
     Server(config).run(sockets=[bound_socket(options.host, options.port, client_timeout_s=settings.CLIENT_TIMEOUT_S)])

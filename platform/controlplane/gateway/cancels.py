@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
+from contextvars import Context
 
 from django.db import Error
 
@@ -29,7 +30,7 @@ class Cancels:
     def put(self, tenant_id: uuid.UUID, request_id: uuid.UUID) -> None:
         self._wanted.append((tenant_id, request_id))
         if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work(), name="cancels")
+            self._worker = asyncio.create_task(self._work(), name="cancels", context=Context())  # of no one request
 
     async def drained(self, timeout_s: float) -> None:
         """At the end of the process: what it leaves undone would run on to the request's own end."""

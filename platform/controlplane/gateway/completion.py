@@ -16,9 +16,9 @@ from django.db.models.functions import Now
 
 from controlplane.errors import ApiError, Overloaded, RequestFailed
 from controlplane.gateway import limits
-from controlplane.gateway.metrics import CLIENT_GONE, Watch
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.threads import in_database
+from controlplane.gateway.watch import Watch
 from controlplane.keys.verification import KeyRecord
 from inference.contracts import ErrorEntry, FinishEntry, FinishReason, TokenEntry
 from inference.database import tenant_scope
@@ -167,11 +167,11 @@ class Completion:
     def _hear(self, entry: Heard) -> TokenEntry | FinishEntry:
         if isinstance(entry, ErrorEntry):
             self.ended = entry.code not in ENDS_OF_OURS
-            self.watch.ended(entry.code)
+            self.watch.failed(entry.code)
             raise RequestFailed(entry.message, code=entry.code, status=STATUS_OF_END.get(entry.code, 500))
         if isinstance(entry, FinishEntry):
             self.ended = True
-            self.watch.ended(entry.reasons[0])
+            self.watch.finished(entry)
         else:
             self.unused_tokens -= len(entry.ids)
             self.watch.token()
@@ -197,7 +197,7 @@ class Completion:
             self._free()
 
     def _free(self) -> None:
-        self.watch.ended(CLIENT_GONE)
+        self.watch.gone()
         if self._look is not None:
             self._look.cancel()
         self.subscription.close()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, cast
 
 from django.db import InterfaceError, OperationalError
-from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.http.request import HttpHeaders
 from django.utils import timezone
 
@@ -30,11 +30,13 @@ from controlplane.gateway import limits
 from controlplane.gateway.handler import ClientGone, GatewayRequest, Inbox
 from controlplane.gateway.metrics import RESPONSES
 from controlplane.gateway.runtime import Runtime, runtime
+from controlplane.gateway.spans import CallSpan
 from controlplane.gateway.threads import in_database
 from controlplane.keys.services import USE_RESOLUTION, api_key_used
 from controlplane.keys.tokens import PREFIX_LENGTH, key_parse
 from controlplane.keys.verification import KeyRecord, record_matches
 from inference.requests.models import new_request_id
+from inference.telemetry.context import set_about
 
 log = logging.getLogger("brigade.gateway")
 P = ParamSpec("P")
@@ -44,9 +46,12 @@ _JSON = re.compile(r'application/json(\s*;\s*charset\s*=\s*"?utf-?8"?)?\s*', re.
 class Call:
     """One API call. `rate` is set when the limiter has decided about it."""
 
-    def __init__(self, request: HttpRequest) -> None:
+    def __init__(self, request: HttpRequest, route: str) -> None:
         self.started = time.perf_counter()
+        self.route = route
         self.id = new_request_id()
+        self.span = CallSpan(route, request)
+        set_about(request_id=str(self.id), trace_context=self.span.context)
         self.request = request
         self.runtime: Runtime = runtime()
         self.rate: RateState | None = None
@@ -72,6 +77,7 @@ class Call:
 
     async def authenticate(self) -> None:
         self.key = await authenticate(self.request.headers.get("Authorization", ""), self.runtime)
+        set_about(tenant_id=str(self.key.tenant_id))
         last = self.key.last_used_at
         if last is None or timezone.now() - last > USE_RESOLUTION:
             self.runtime.background(in_database(api_key_used, tenant_id=self.key.tenant_id, key_id=self.key.key_id))
@@ -103,28 +109,39 @@ def endpoint(method: str = "") -> Callable[[View[P]], DjangoView]:
     def decorate(view: View[P]) -> DjangoView:
         @functools.wraps(view)
         async def wrapped(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            call = Call(request)
-            try:
-                await call.authenticate()
-                if method and request.method != method:
-                    raise MethodNotAllowed(f"Only {method} is allowed here.")
-                response = await view(call, *args, **kwargs)
-            except ClientGone:
-                return JsonResponse({}, status=499)  # nobody reads it
-            except ApiError as error:
-                response = error_response(error)
-            except (OperationalError, InterfaceError) as error:
-                response = error_response(Overloaded("The server is busy. Try again in a moment.", detail=f"database: {error}"))
-            except Exception:
-                log.exception("unexpected error in request %s", call.id)
-                response = error_response(InternalError())
-            RESPONSES.labels(view.__name__, str(response.status_code)).inc()
-            return await _finished(call, response, method)
+            call = Call(request, view.__name__)
+            with call.span:
+                return await _answer(call, method, functools.partial(view, call, *args, **kwargs))
 
         wrapped.csrf_exempt = True  # type: ignore[attr-defined]  # no cookie opens this way
         return wrapped
 
     return decorate
+
+
+async def _answer(call: Call, method: str, view: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
+    try:
+        await call.authenticate()
+        if method and call.request.method != method:
+            raise MethodNotAllowed(f"Only {method} is allowed here.")
+        response = await view()
+    except ClientGone:
+        return JsonResponse({}, status=499)  # nobody reads it
+    except ApiError as error:
+        response = _refusal(call, error)
+    except (OperationalError, InterfaceError) as error:
+        response = _refusal(call, Overloaded("The server is busy. Try again in a moment.", detail=f"database: {error}"))
+    except Exception:
+        log.exception("unexpected error in request %s", call.id)
+        response = _refusal(call, InternalError())
+    RESPONSES.labels(call.route, str(response.status_code)).inc()
+    call.span.answered(response)
+    return await _finished(call, response, method)
+
+
+def _refusal(call: Call, error: ApiError) -> HttpResponse:
+    call.span.refused(error)
+    return error_response(error)
 
 
 async def _finished(call: Call, response: HttpResponseBase, method: str) -> HttpResponseBase:

@@ -18,10 +18,10 @@ from controlplane.gateway.completion import Completion, Entry
 from controlplane.gateway.endpoint import Call
 from controlplane.gateway.fields import check_ids
 from controlplane.gateway.merge import merged
-from controlplane.gateway.metrics import Watch
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.schema import Ask
 from controlplane.gateway.threads import in_database
+from controlplane.gateway.watch import Watch
 from controlplane.idempotency.services import Claim
 from controlplane.tenants.services import scope_salt_of
 from inference.contracts import ClassPolicy, SamplingParams, Submission, TokenEntry
@@ -194,6 +194,7 @@ def _submission(
         stream=ask.stream,
         labels=ask.labels,
         gateway_id=None if gateway_id is None else str(gateway_id),
+        trace_context=call.span.context,
     )
 
 
@@ -210,7 +211,7 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText, cla
             uuid.UUID(submission.request_id),
             reader.subscribe(submission.request_id),
             partial(answer_text, text, submission.sampling, submission.sampling.max_tokens),
-            Watch(call.started, submission.model, submission.policy.tier),
+            Watch(call.started, submission.model, submission.policy.tier, call.span),
             unused_tokens=submission.sampling.n * submission.sampling.max_tokens,
             left="follow" if claim else "cancel",
         )
@@ -229,6 +230,7 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText, cla
         raise
     for completion in completions:
         completion.watch.admitted()
+    call.span.admitted(submissions)
     return completions
 
 

@@ -19,9 +19,9 @@ from controlplane.gateway.completion import Completion
 from controlplane.gateway.endpoint import Call
 from controlplane.gateway.generate import Admitted, Renderer, admit, has_places, request_ids, take
 from controlplane.gateway.json_body import Object
-from controlplane.gateway.metrics import Watch
 from controlplane.gateway.schema import Ask
 from controlplane.gateway.threads import in_database
+from controlplane.gateway.watch import Watch
 from controlplane.idempotency.selectors import Known, key_find
 from controlplane.idempotency.services import Claim
 from inference.text import answer_text
@@ -92,7 +92,7 @@ async def _join(call: Call, ask: Ask, known: Known) -> Admitted:
             request.id,
             reader.subscribe(str(request.id)),
             partial(answer_text, text, chosen, chosen.max_tokens),
-            Watch(call.started, ask.model, request.service_tier),  # tells nothing: this call admits no request
+            Watch(call.started, ask.model, request.service_tier, call.span),  # tells nothing: this call admits no request
             unused_tokens=0,
             left="leave",
             place_id=place_id,

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from contextvars import Context
 from typing import ParamSpec, TypeVar
 
 from django.db import Error
@@ -38,7 +39,7 @@ class Lease:
     async def holder(self) -> uuid.UUID:
         """The identity that a request may carry. Raises what the database raises: without a lease nothing is admitted."""
         if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew_always(), name="gateway lease")
+            self._renewing = asyncio.create_task(self._renew_always(), name="gateway lease", context=Context())
         if (sure := self._sure()) is not None:
             return sure  # no request waits for a renewal
         async with self._asking:

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,7 @@ class Fresh(Generic[K, T]):
             return kept[1]
         task = self._loading.get(key)
         if task is None:
-            task = self._loading[key] = asyncio.create_task(self._reload(key))
+            task = self._loading[key] = asyncio.create_task(self._reload(key), context=Context())
             task.add_done_callback(_consume)
         if stale_allowed and kept is not None and now < kept[0] + self._stale_s:
             return kept[1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from django.db import close_old_connections
@@ -32,7 +34,7 @@ class Pool:
         if self.pending >= self.most:
             raise Overloaded("The server is busy. Try again in a moment.", detail=f"{self.name}: {self.pending} calls wait")
         self._count(1)
-        work = self.executor.submit(function, *args, **kwargs)
+        work = self.executor.submit(contextvars.copy_context().run, partial(function, *args, **kwargs))
         work.add_done_callback(lambda _: self._count(-1))
         return await asyncio.wrap_future(work)
 

@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
+from inference.telemetry.redaction import keep_secret
+
 DatabaseRole = Literal["owner", "app", "system"]
 ROLES: tuple[DatabaseRole, ...] = ("owner", "app", "system")
 EXAMPLE = "postgresql://user:password@host:5432/brigade"
@@ -82,7 +84,7 @@ def role_password(server: Server, role: DatabaseRole, secret_key: str) -> str:
     """Derived, so that three more secrets need no store. Empty where the server asks for none (embedded, trust)."""
     if not server.password:
         return ""
-    return hmac.new(secret_key.encode(), f"database-role:{role}".encode(), hashlib.sha256).hexdigest()
+    return keep_secret(hmac.new(secret_key.encode(), f"database-role:{role}".encode(), hashlib.sha256).hexdigest())
 
 
 def django_database(server: Server, role: DatabaseRole, secret_key: str) -> dict[str, Any]:

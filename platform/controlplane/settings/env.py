@@ -10,6 +10,7 @@ from typing import TypeVar
 from django.core.exceptions import ImproperlyConfigured
 
 from inference.telemetry.address import Address
+from inference.telemetry.redaction import keep_secret
 
 T = TypeVar("T")
 
@@ -82,14 +83,14 @@ def address(name: str) -> Address | None:
 
 
 def secret(name: str, default: str = "") -> str:
-    """The variable itself, or the content of the file that NAME_FILE names."""
+    """The variable itself, or the content of the file that NAME_FILE names. No log line shows it."""
     path = os.environ.get(f"{name}_FILE", "").strip()
     if not path:
-        return text(name, default)
+        return keep_secret(text(name, default))
     if os.environ.get(name):
         raise ImproperlyConfigured(f"set {name} or {name}_FILE, not both")
     try:
-        return Path(path).read_text().strip()
+        return keep_secret(Path(path).read_text().strip())
     except OSError as error:
         raise ImproperlyConfigured(f"{name}_FILE: {error}") from error
     except UnicodeDecodeError:

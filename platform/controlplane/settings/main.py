@@ -11,8 +11,9 @@ from controlplane.embedded.paths import data_folder
 from controlplane.settings import env
 from controlplane.settings.console import console_settings
 from controlplane.settings.database import ROLES, DatabaseRole, Server, django_database
-from controlplane.settings.logs import logging_settings
+from controlplane.settings.logs import FORMS, logging_settings
 from controlplane.settings.queues import celery_settings
+from inference.telemetry.redaction import keep_secret
 
 DATA = data_folder()
 PORT = env.integer("PORT", DATA.running_port() or 8000, least=0, most=65535)
@@ -22,7 +23,8 @@ DEBUG = env.boolean("BRIGADE_DEBUG")
 TEST_HOOKS = env.boolean("BRIGADE_TEST_HOOKS")  # failpoints and the scripted model; refused in production by a system check
 METRICS = env.address("BRIGADE_METRICS")  # where this process shows its metrics; None: nowhere
 SECRET_KEY_IS_SET = bool(env.secret("BRIGADE_SECRET_KEY"))
-LOGGING = logging_settings(env.choice("BRIGADE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")))
+LOG_FORMAT = env.choice("BRIGADE_LOG_FORMAT", "json" if ENVIRONMENT == "production" else "text", FORMS)
+LOGGING = logging_settings(env.choice("BRIGADE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR")), LOG_FORMAT)
 
 # Where state lives. Unset: the servers that `manage.py serve` starts in the data folder.
 DATABASE_ROLE = cast(DatabaseRole, env.choice("BRIGADE_DATABASE_ROLE", "system", ROLES))
@@ -36,7 +38,7 @@ DATABASE_SERVER = Server.from_url(DATABASE_URL)
 if not (SECRET_KEY_IS_SET or DATA.root.exists()) and (DATABASE_SERVER.password or env.text("BRIGADE_PROCESS") == "gateway"):
     raise ImproperlyConfigured(f"BRIGADE_SECRET_KEY: not set, and {DATA.root} is not there to hold a key; set it or BRIGADE_DATA")
 try:
-    SECRET_KEY = env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key()
+    SECRET_KEY = keep_secret(env.secret("BRIGADE_SECRET_KEY") or DATA.secret_key())
 except OSError as error:
     raise ImproperlyConfigured(f"BRIGADE_DATA: {error}") from error
 

@@ -26,7 +26,7 @@ class Command(BaseCommand):
     help = "Offers queued requests to workers. Start any number; one leads by a lease."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        telemetry_start()
+        telemetry_start("dispatcher")
         dispatcher = Dispatcher()
         stopping = False
 

@@ -32,7 +32,7 @@ class Command(BaseCommand):
         wanted = tuple(roles.split(","))
         if not wanted or any(role not in ROLES for role in wanted):
             raise CommandError(f"--roles {roles}: give prefill, decode, or prefill,decode")
-        telemetry_start()
+        telemetry_start("worker", slot=slot)
         runtime = WorkerRuntime(
             WorkerOptions(
                 slot=slot,

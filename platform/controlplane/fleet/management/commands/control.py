@@ -21,7 +21,7 @@ class Command(BaseCommand):
     help = "Reaper, usage ingest, invoice drafts and sweepers. Any number may run."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        telemetry_start()
+        telemetry_start("control")
         # A thread, in memory: a process of its own could outlive this one, and a schedule file would have to be put somewhere.
         beat = EmbeddedService(current_app, thread=True, scheduler_cls="celery.beat.Scheduler")
         worker_ready.connect(lambda **_: beat.start(), weak=False)

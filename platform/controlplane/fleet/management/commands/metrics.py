@@ -35,6 +35,6 @@ class Command(BaseCommand):
         if settings.METRICS is None:
             raise CommandError("--serve needs an address: set BRIGADE_METRICS, for instance to 127.0.0.1:9464")
         facts.read_always()
-        telemetry_start(page)
+        telemetry_start("metrics", page=page)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
