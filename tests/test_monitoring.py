@@ -48,7 +48,7 @@ def exported(db: None) -> dict[str, set[str]]:
     facts = Facts()
     facts.read()
     found = {family.name: {label for one in family.samples for label in one.labels} for family in facts.collect()}
-    found |= {family.name: {"process"} for family in Processes({}).collect()}
+    found |= {family.name: {"process"} for family in Processes(dict).collect()}
     for collector in list(REGISTRY._collector_to_names):
         for family in collector.describe() if hasattr(collector, "describe") else []:
             found.setdefault(family.name, set()).update(getattr(collector, "_labelnames", getattr(collector, "_labels", ())))

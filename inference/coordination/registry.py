@@ -92,6 +92,11 @@ def worker_drain(*, slot: str, epoch: int) -> None:
     Worker.objects.filter(slot=slot, epoch=epoch, state=WorkerState.READY).update(state=WorkerState.DRAINING)
 
 
+def model_drain(model: str) -> None:
+    """Nobody serves the model any more: its workers take no new work until they are started again."""
+    Worker.objects.filter(model=model, state=WorkerState.READY).update(state=WorkerState.DRAINING)
+
+
 def worker_leave(*, slot: str, epoch: int) -> None:
     """A clean stop: the slot is free at once."""
     with transaction.atomic():

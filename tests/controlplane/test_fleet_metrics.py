@@ -32,7 +32,7 @@ def values(found: CollectorRegistry) -> Values:
 
 
 def facts_values(facts: Facts) -> Values:
-    return values(registry({}, facts))
+    return values(registry(dict, facts))
 
 
 def process_page(path: Path, eggs: int) -> Path:
@@ -44,7 +44,7 @@ def process_page(path: Path, eggs: int) -> Path:
 
 def test_pages_stand_together_under_their_processes_names(tmp_path: Path) -> None:
     sockets = {"a": process_page(tmp_path / "a.sock", 3), "b": process_page(tmp_path / "b.sock", 4), "c": tmp_path / "none.sock"}
-    found = values(registry(sockets, Facts()))
+    found = values(registry(lambda: sockets, Facts()))
     assert (found["eggs_total", "left", "a"], found["eggs_total", "left", "b"]) == (3, 4)
     assert [found["brigade_up", name] for name in "abc"] == [1, 1, 0]
 

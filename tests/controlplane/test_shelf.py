@@ -22,6 +22,9 @@ from controlplane.catalog.models import ServedModel
 from controlplane.catalog.selectors import served_models
 from controlplane.catalog.services import PRICES_NANO_USD, TIERS
 from controlplane.embedded.paths import DataFolder
+from inference.contracts import KVLayout, PoolCounters
+from inference.coordination.models import Worker, WorkerState
+from inference.coordination.registry import worker_register
 from inference.requests.models import InferenceRequest, State
 from inference.text import open_text
 from tests.checkpoints import write_checkpoint
@@ -77,6 +80,13 @@ def request_open(model: str) -> InferenceRequest:
         max_tokens=1,
         created_at=now,
         deadline_at=now + timedelta(minutes=1),
+    )
+
+
+def worker_alive(slot: str, model: str) -> None:
+    layout = KVLayout(model, "r", 1, 1, 2, 16, "float32")
+    worker_register(
+        slot=slot, roles=("prefill",), model=model, layout=layout, device="cpu", arena="", pool=PoolCounters(4, 0, 0, 0, 4), load={}
     )
 
 
@@ -159,10 +169,13 @@ def test_a_model_without_template_is_sold_with_a_word_about_it(models: Path, sma
     assert "no chat template" in run("model_add", str(small))
 
 
-def test_a_removed_model_is_off_sale_and_its_files_are_gone(models: Path, small: Path) -> None:
+def test_a_removed_model_is_off_sale_its_files_are_gone_and_its_workers_take_no_work(models: Path, small: Path) -> None:
     run("model_add", str(small))
     run("model_add", str(small), "--name", "other")
+    worker_alive("p1", "small")
+    worker_alive("p2", "other")
     run("model_remove", "small")
+    assert dict(Worker.objects.values_list("slot", "state")) == {"p1": WorkerState.DRAINING, "p2": WorkerState.READY}
     assert on_sale() == left_in(models) == ["other"]
     assert "model_unknown" in refused("model_remove", "small")
 

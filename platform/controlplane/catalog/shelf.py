@@ -15,6 +15,7 @@ from billing.pricing.selectors import Tariff, prices_for
 from controlplane.catalog.models import ServedModel, ServiceTier
 from controlplane.catalog.services import catalog_seed
 from inference.coordination.models import Worker, WorkerState
+from inference.coordination.registry import model_drain
 from inference.database import query
 from inference.engine.trial import model_try
 from inference.requests.selectors import open_of_model
@@ -36,7 +37,7 @@ class ShelfError(Exception):
     model_name_invalid   nothing that may be a folder's name, or one that is reserved
     model_source_unknown neither a folder nor a name of a hub
     model_unknown        neither in the catalogue nor among the folders
-    model_is_default     the one that `manage.py serve` puts on sale at each start
+    model_is_default     one that `manage.py serve` puts on sale at each start
     model_in_use         requests of it are open
     """
 
@@ -76,8 +77,8 @@ def model_add(source: str, name: str | None, say: Say) -> ServedModel:
 
 def model_remove(name: str, say: Say) -> None:
     """Raises ShelfError, ModelFetchError; where requests are open the model is on sale as before."""
-    if name == settings.MODEL:
-        raise ShelfError(f"{name} is the model that BRIGADE_MODEL names.", code="model_is_default")
+    if name in settings.MODELS:
+        raise ShelfError(f"{name} is a model that BRIGADE_MODEL names.", code="model_is_default")
     known = ServedModel.objects.filter(name=name).update(enabled=False)
     if not known and not (_NAME.fullmatch(name) and (settings.DATA.models / name).is_dir()):
         raise ShelfError(f"There is no model {name!r}.", code="model_unknown")
@@ -93,6 +94,7 @@ def _delete_unless_open(name: str) -> None:
     if count := open_of_model(name):
         ServedModel.objects.filter(name=name).update(enabled=True)
         raise ShelfError(f"{name} has {count} open requests. It is on sale again; try later.", code="model_in_use")
+    model_drain(name)  # the name may come back with other files before they end
     ServedModel.objects.filter(name=name).delete()
 
 

@@ -47,9 +47,14 @@ def _serving(port: int) -> list[Program]:
     return [
         Program(GATEWAY_NAME, _gateway(port), _role("app"), order=GATEWAY),
         Program("dispatcher", (*MANAGE, "dispatcher"), _role("system")),
-        *(_worker(role, index, model) for index, model in enumerate(settings.MODELS) for role in NEEDED_ROLES),
+        *(worker for place, model in enumerate(settings.MODELS) for worker in model_workers(model, place)),
         Program("control", (*MANAGE, "control"), _role("system")),
     ]
+
+
+def model_workers(model: str, place: int) -> list[Program]:
+    """One for each role; `place` numbers the models of this copy."""
+    return [_worker(role, place, model) for role in NEEDED_ROLES]
 
 
 def metrics_sockets(data: DataFolder) -> dict[str, Path]:
@@ -64,8 +69,8 @@ def _gateway(port: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "controlplane.gateway", *where, "--grace", str(int(GATEWAY_STOP_S) - 1))
 
 
-def _worker(role: str, index: int, model: str) -> Program:
-    slot = f"{role}-{index}"
+def _worker(role: str, place: int, model: str) -> Program:
+    slot = f"{role}-{place}"
     threads = str(settings.WORKER_THREADS)
     env = _role("system", OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, WORKER_GRACE_S=str(int(WORK_STOP_S) - 1))
     env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would slow the other worker

@@ -20,6 +20,7 @@ from django.db.migrations.executor import MigrationExecutor
 from controlplane.embedded.children import GATEWAY_NAME, MANAGE, environment, program_child, programs, server_child
 from controlplane.embedded.errors import NotReady, PortInUse, StepFailed
 from controlplane.embedded.folders import FolderLock, private_folder, remove_folder
+from controlplane.embedded.on_sale import OnSale
 from controlplane.embedded.outside import outside_servers_check
 from controlplane.embedded.paths import BASE
 from controlplane.embedded.postgres import Postgres
@@ -62,7 +63,7 @@ class Serve:
                 stack.callback(self._stop)
                 credentials = self._start(port)
                 welcome(port, credentials, time.monotonic() - began)
-                self.supervisor.watch()
+                self.supervisor.watch(OnSale(self.supervisor, port).follow)
             except StopRequested:
                 say("Stopping. Once more Ctrl-C kills at once.")
 

@@ -95,10 +95,22 @@ class Supervisor:
             self.logs_checked_at = time.monotonic()
             self._look_at_logs()
 
-    def watch(self) -> None:
-        """Until a stop is requested, which comes as StopRequested."""
+    def remove(self, children: list[Child]) -> None:
+        """Asks them to end, ends them, and reports it; they do not start again."""
+        running = [(child, child.process.pid) for child in children if child.process]
+        with self.signals.held():
+            self._stop_together(children, self.signals.requests)
+            self.children = [child for child in self.children if child not in children]
+        for child, pid in running:
+            if self.on_death:
+                self.on_death(child, pid)
+
+    def watch(self, also: Callable[[], None] | None = None) -> None:
+        """Until a stop is requested, which comes as StopRequested. `also` is called in each round."""
         while True:
             self.look()
+            if also:
+                also()
             self.signals.wait(0.5)
 
     def _bury(self, child: Child) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -18,15 +18,15 @@ PROCESS_S = 2.0  # a process that hangs costs the page no more
 
 
 class Processes(Collector):
-    """Reads the page of each socket in `sockets`. `brigade_up` is 0 for one that does not answer."""
+    """Reads the page of each socket that `sockets` finds. `brigade_up` is 0 for one that does not answer."""
 
-    def __init__(self, sockets: dict[str, Path]) -> None:
+    def __init__(self, sockets: Callable[[], dict[str, Path]]) -> None:
         self._sockets = sockets
 
     def collect(self) -> Iterable[Metric]:
         up = GaugeMetricFamily("brigade_up", "1: the process answered.", labels=["process"])
         families: dict[str, Metric] = {}
-        for process, path in self._sockets.items():
+        for process, path in self._sockets().items():
             page = page_of(path)
             up.add_metric([process], page is not None)
             _merge(families, process, page or "")
@@ -65,7 +65,7 @@ def _connected(path: Path) -> socket.socket:
     return connection
 
 
-def registry(sockets: dict[str, Path], facts: Facts) -> CollectorRegistry:
+def registry(sockets: Callable[[], dict[str, Path]], facts: Facts) -> CollectorRegistry:
     found = CollectorRegistry(auto_describe=False)
     found.register(Processes(sockets))
     found.register(facts)

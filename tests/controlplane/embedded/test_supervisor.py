@@ -154,3 +154,20 @@ def test_a_log_shows_new_errors_once_and_keeps_its_size(tmp_path: Path) -> None:
     assert log.new_errors() == ["2026-01-01 CRITICAL gone"]
     assert log.tail(5) == ["2026-01-01 CRITICAL gone"]
     assert "no route" in (tmp_path / "x.log.1").read_text()
+
+
+def test_removed_children_end_together_are_reported_and_stay_away(supervisor: Supervisor, tmp_path: Path) -> None:
+    reported: list[int] = []
+    supervisor.on_death = lambda child, pid: reported.append(pid)
+    polite, stubborn = shell("polite", "exec sleep 600", tmp_path), shell("stubborn", STUBBORN, tmp_path)
+    staying = shell("staying", "exec sleep 600", tmp_path)
+    for child in (polite, stubborn, staying):
+        supervisor.start(child)
+    groups = [child.process.pid for child in (polite, stubborn) if child.process]
+    supervisor.remove([polite, stubborn])
+    supervisor.look()
+    assert reported == groups
+    assert not set(groups) & set(living_groups())
+    assert supervisor.children == [staying]
+    assert staying.process
+    assert staying.process.poll() is None

@@ -26,4 +26,4 @@ class Command(BaseCommand):
         (listed,) = [each for each in models_listed() if each.name == model.name]
         for line in price_lines(listed):
             self.stdout.write(line)
-        self.stdout.write(f"{model.name} is on sale; `manage.py serve` starts its workers at its next start.")
+        self.stdout.write(f"{model.name} is on sale. A running `manage.py serve` starts its workers in a moment.")

@@ -27,7 +27,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, serve: bool, **options: Any) -> None:
         facts = Facts()
-        page = partial(generate_latest, registry(metrics_sockets(settings.DATA), facts))
+        page = partial(generate_latest, registry(partial(metrics_sockets, settings.DATA), facts))
         if not serve:
             facts.read()
             self.stdout.write(page().decode(), ending="")
