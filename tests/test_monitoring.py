@@ -52,7 +52,11 @@ def exported(db: None) -> dict[str, set[str]]:
     for collector in list(REGISTRY._collector_to_names):
         for family in collector.describe() if hasattr(collector, "describe") else []:
             found.setdefault(family.name, set()).update(getattr(collector, "_labelnames", getattr(collector, "_labels", ())))
-    labels = {"brigade_requests": {"model", "tier", "state"}, "brigade_queue_age_seconds": {"model", "tier"}}
+    labels = {
+        "brigade_requests": {"model", "tier", "state"},
+        "brigade_queue_age_seconds": {"model", "tier"},
+        "brigade_workers": {"model", "role"},
+    }
     labels |= {"brigade_unrated_requests": {"reason"}, "brigade_heartbeat_age_seconds": {"name"}}  # of which there may be none
     return {name: found[name] | labels.get(name, set()) for name in found if name.startswith("brigade_")}
 

@@ -31,6 +31,11 @@ class Address:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """Where the page is, for people."""
+        return str(self) if self.path else f"http://{self}/metrics"
+
 
 def _path(path: str) -> str:
     if not path.startswith("/") or len(path.encode()) > SOCKET_PATH_BYTES:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.fleet.facts import Facts
 from controlplane.fleet.processes_page import registry
+from inference.coordination.models import Worker
 from inference.database import execute
 from inference.telemetry.address import Address
 from inference.telemetry.page import page_serve
@@ -83,8 +84,16 @@ def test_the_database_tells_queue_usage_and_who_lives(cast: Stage) -> None:
     assert 90 <= found["brigade_queue_age_seconds", MODEL, "flex"] < 150
     assert (found["brigade_usage_pending",], found["brigade_unrated_requests", "price_missing"]) == (1, 1)
     assert 77 <= found["brigade_usage_lag_seconds",] < 140
-    assert (found["brigade_workers", "prefill"], found["brigade_workers", "decode"]) == (1, 1)
+    assert (found["brigade_workers", MODEL, "prefill"], found["brigade_workers", MODEL, "decode"]) == (1, 1)
     assert {name for name, *_ in found} >= {"brigade_heartbeat_age_seconds", "brigade_disk_free_bytes"}
+
+
+def test_a_model_on_sale_without_workers_shows_a_zero(cast: Stage) -> None:
+    Worker.objects.all().delete()
+    facts = Facts()
+    facts.read()
+    found = facts_values(facts)
+    assert (found["brigade_workers", MODEL, "prefill"], found["brigade_workers", MODEL, "decode"]) == (0, 0)
 
 
 def test_a_database_that_is_away_is_said_and_the_last_figures_stay(cast: Stage) -> None:

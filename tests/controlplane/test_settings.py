@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,8 @@ def manage(data: Path, *arguments: str, **more: str) -> subprocess.CompletedProc
         ("PORT", "abc", "PORT: 'abc' is not a whole number"),
         ("DATABASE_URL", "postgres://me:half/sesame@host/brigade", "DATABASE_URL: host and port do not parse"),
         ("BRIGADE_DATA", "/dev/null/data", "BRIGADE_DATA: "),
+        ("BRIGADE_METRICS", "here", "BRIGADE_METRICS: 'here' is neither PORT, HOST:PORT nor unix:/PATH"),
+        ("BRIGADE_LOG_FORMAT", "xml", "BRIGADE_LOG_FORMAT: 'xml' is none of text, json"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_code_2(tmp_path: Path, name: str, value: str, said: str) -> None:
@@ -43,6 +46,14 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(tmp_path: Path, name: str, 
     assert ended.stderr.startswith(said)
     assert ended.stderr.count("\n") == 1
     assert "half" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [("dispatcher",), ("control",), ("worker", "--slot", "w", "--roles", "prefill")])
+def test_a_process_whose_metrics_cannot_be_shown_does_not_start(tmp_path: Path, command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = f"127.0.0.1:{other.getsockname()[1]}"
+        ended = manage(tmp_path, *command, BRIGADE_METRICS=place)
+    assert (ended.returncode, ended.stderr) == (2, f"BRIGADE_METRICS: {place} cannot be used: Address already in use\n")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_one_page_shows_all_processes_and_what_the_database_knows(observed: Stac
     assert {dict(labels)["process"] for labels in shown["brigade_up"]} == PROCESSES
     assert sum(shown["brigade_up"].values()) == len(PROCESSES)
     until(lambda: total(observed, "brigade_database_up"), lambda up: up == 1)
-    assert total(observed, "brigade_workers", role="decode") == 1
+    until(lambda: total(observed, "brigade_workers", role="decode"), lambda workers: workers == 1)  # read every five seconds
     assert total(observed, "brigade_kv_transfer_bytes_total", process="worker-decode-0") > 0
     assert observed.get("/metrics")[0] == 404
     printed = observed.run("metrics")

@@ -230,6 +230,7 @@ def _report_death(child: Child, pid: int) -> None:
 def welcome(port: int, credentials: DemoCredentials, took_s: float) -> None:
     data = os.environ.get("BRIGADE_DATA", "")
     command = f"BRIGADE_DATA={data} " if data else ""
+    metrics = f"\nMetrics    {settings.METRICS.url}" if settings.METRICS else ""
     say(
         f"""
 Brigade answers at {credentials.base_url} (started in {took_s:.1f} s)
@@ -243,7 +244,7 @@ API key    {credentials.api_key}
 Console    {credentials.console_url}
 Login      {credentials.console_user}  {credentials.console_password}
 Try        {command}.venv/bin/python manage.py demo
-Logs       {settings.DATA.logs}
+Logs       {settings.DATA.logs}{metrics}
 
 Ctrl-C stops."""
     )

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 from django.conf import settings
@@ -17,6 +18,7 @@ from django.db import Error, connections
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controlplane.catalog.selectors import served_models
 from controlplane.fleet.selectors import NEEDED_ROLES, fleet
 from inference.database import query
 
@@ -90,9 +92,10 @@ def _usage() -> Iterable[Metric]:
 
 def _processes() -> Iterable[Metric]:
     now = fleet()
-    workers = GaugeMetricFamily("brigade_workers", "Workers that hold their lease and take work.", labels=["role"])
-    for role in NEEDED_ROLES:
-        workers.add_metric([role], sum(role in worker.roles for worker in now.workers))
+    workers = GaugeMetricFamily("brigade_workers", "Workers that hold their lease and take work.", labels=["model", "role"])
+    models = {model.name for model in served_models()} | {worker.model for worker in now.workers}
+    for model, role in product(sorted(models), NEEDED_ROLES):  # a model without workers shows a zero, not nothing
+        workers.add_metric([model, role], sum(worker.model == model and role in worker.roles for worker in now.workers))
     beats = GaugeMetricFamily(
         "brigade_heartbeat_age_seconds", "Since the last round of dispatcher, reaper, ingest.", labels=["name"]
     )
