@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,9 +38,19 @@ def open_checkpoint_text(folder: Path) -> ModelText:
     config, settings = read_object(folder, "config.json", needed=True), read_object(folder, "tokenizer_config.json")
     description = read_object(folder, "tokenizer.json", needed=True)
     try:
-        added, vocabulary = list(_added_tokens(description)), _vocabulary(description)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return _opened(folder, config, settings, description)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # whatever has another form than it should
         raise _damaged(f"{type(error).__name__}: {error}") from error
+
+
+def _opened(folder: Path, config: dict[str, Any], settings: dict[str, Any], description: dict[str, Any]) -> ModelText:
+    added, vocabulary = list(_added_tokens(description)), _vocabulary(description)
     rows = whole_number(config, "vocab_size", MAX_VOCABULARY)
     _check_ids("tokenizer.json", [*vocabulary.values(), *(token.id for token in added)], rows)
     ids = {token.content: token.id for token in added}
@@ -72,9 +83,8 @@ def _vocabulary(description: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _check_ids(source: str, ids: list[Any], rows: int) -> None:
-    wrong = next((index for index in ids if type(index) is not int or index < 0), None)
-    if wrong is not None:
-        raise ModelFolderError(f"{source}: {wrong!r} is no token's id.", code="checkpoint_tokenizer")
+    if wrong := [index for index in ids if type(index) is not int or index < 0]:
+        raise ModelFolderError(f"{source}: {wrong[0]!r} is no token's id.", code="checkpoint_tokenizer")
     if max(ids, default=0) >= rows:
         raise ModelFolderError(
             f"{source} has ids up to {max(ids)}, config.json's vocab_size is {rows}: the embedding has too few rows.",
@@ -133,9 +143,18 @@ def _inner_encoder(description: Mapping[str, Any], special: Mapping[str, int]) -
 
 
 def _built(description: Mapping[str, Any]) -> Tokenizer:
-    try:
+    with tokenizer_faults():
         return Tokenizer.from_str(json.dumps(description))
-    except Exception as error:  # the binding raises bare Exception
+
+
+@contextmanager
+def tokenizer_faults() -> Iterator[None]:
+    """The library raises bare Exception, and where it panics not even that: both become `ModelFolderError`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise _damaged(str(error)) from error
 
 
@@ -168,7 +187,8 @@ def _adds_bos(settings: Mapping[str, Any], description: Mapping[str, Any], bos: 
     stated = settings.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
-    return bos is not None and _built(description).encode("a").ids[:1] == [bos]
+    with tokenizer_faults():
+        return bos is not None and _built(description).encode("a").ids[:1] == [bos]
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
+import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.engine.loading import load_model
+from inference.engine.trial import model_try
 from inference.text import ModelFolderError, open_text
 from tests.checkpoints import write_checkpoint
 
@@ -252,3 +255,69 @@ def test_a_qwen_with_its_optional_window_in_use_is_refused(tmp_path: Path) -> No
     edited("config.json", use_sliding_window=True)(folder)
     with pytest.raises(ModelFolderError, match="sliding_window = 128"):
         opened(folder)
+
+
+JUNK: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    [],
+    [1],
+    [["a", "b"]],
+    {},
+    {"type": "x"},
+    {"a": 1},
+    "ByteLevel",
+    "\ud800",
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of everything inside, the first few of many equals."""
+    keys = list(value)[:30] if isinstance(value, dict) else range(min(len(value), 6)) if isinstance(value, list) else ()
+    for key in keys:
+        yield (*at, key)
+        yield from places(value[key], (*at, key))
+
+
+def changed(value: Any, at: tuple[Any, ...], junk: Any) -> Any:
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for key in at[:-1]:
+        inner = inner[key]
+    if junk is ...:
+        del inner[at[-1]]
+    else:
+        inner[at[-1]] = junk
+    return copy
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_checkpoint(tmp_path_factory.mktemp("sound") / "model", shard="50KB")
+    edited("tokenizer_config.json", chat_template=(folder / "chat_template.jinja").read_text())(folder)
+    (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", f"{WEIGHTS}.index.json"]
+)
+def test_no_value_of_any_file_does_worse_than_be_refused(name: str, sound: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    chosen, value = random.Random(name), json.loads((sound / name).read_text())
+    folder = Path(shutil.copytree(sound, tmp_path / "model"))
+    everywhere, refused = list(places(value)), 0
+    for _ in range(120):
+        junk = chosen.choice((*JUNK, ...))
+        (folder / name).write_text(json.dumps(changed(value, chosen.choice(everywhere), junk)))
+        try:
+            model_try(folder)
+        except ModelFolderError:
+            refused += 1
+    assert refused > 0
