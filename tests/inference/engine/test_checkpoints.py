@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from inference.engine.loading import load_model
 from inference.engine.runner import pool_shape
 from inference.text import open_text
 from tests.checkpoints import judge_tokens, write_checkpoint
-from tests.inference.engine.support import request, run
+from tests.inference.engine.support import drain, request, run, tokens_of
 
 TOKENS = 20
 LENGTHS = (1, 15, 16, 17, 33)
@@ -60,3 +61,21 @@ def test_sharding_makes_several_files_and_another_revision_than_one_file(tmp_pat
     sharded = load_model(write_checkpoint(tmp_path / "sharded", shard="50KB"))
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
     assert sharded.layout != load_model(write_checkpoint(tmp_path / "single")).layout
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_tokens_and_their_log_probabilities_do_not_depend_on_the_chunks_of_a_prompt(family: str, tmp_path: Path) -> None:
+    """Biases and head norms keep a row independent of the rows beside it, to the last bit."""
+    torch.set_num_threads(1)
+    folder = write_checkpoint(tmp_path / "model", family)
+    model, text = load_model(folder), open_text(folder)
+    sampling = replace(GREEDY, logprobs=5)
+    found = set()
+    for chunk in (1, 2, 3, 7, 16, 17, 64):
+        pool = torch.full(pool_shape(model.layout, 64), float("nan"))
+        config = EngineConfig(blocks=64, chunk_tokens=chunk, sub_chunk_tokens=chunk)
+        engine = Engine(model, text, pool, config, raise_generation=lambda block: None)
+        engine.add(request("a", prompt(61), sampling))
+        found.add(tuple((token.token_id, repr(token.logprob)) for token in tokens_of(drain(engine), "a")))
+    assert len(found) == 1
+    assert len(next(iter(found))) == TOKENS
