@@ -79,7 +79,7 @@ def test_a_gateway_that_is_asked_to_stop_ends_its_streams_with_an_error(impatien
         calls = reading(impatient, "stopped")
         os.kill(pid_of(impatient, "gateway"), signal.SIGTERM)
         assert calls[0].error() == "stream_interrupted"
-        cancelled(impatient, calls, "client_gone")
+        cancelled(impatient, calls, "gateway_gone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])

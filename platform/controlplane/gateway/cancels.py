@@ -1,4 +1,4 @@
-"""Requests whose clients have gone: every one is cancelled, however many go at once and however busy the database is."""
+"""Requests that nobody waits for any more: every one is cancelled, however many at once and however busy the database is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from inference.submit import CLIENT_GONE, News, cancel_write, tell
 
 log = logging.getLogger("brigade.gateway")
 
-Wanted = tuple[uuid.UUID, uuid.UUID]  # tenant, request
+Wanted = tuple[uuid.UUID, uuid.UUID, str]  # tenant, request, reason
 
 
 class Cancels:
     """A queue with one worker. It asks for one thread at a time, so a storm of cancels does not crowd out new requests."""
 
     def __init__(self) -> None:
+        self.reason = CLIENT_GONE  # of what is put from now on
         self._wanted: deque[Wanted] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     def put(self, tenant_id: uuid.UUID, request_id: uuid.UUID) -> None:
-        self._wanted.append((tenant_id, request_id))
+        self._wanted.append((tenant_id, request_id, self.reason))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work(), name="cancels", context=Context())  # of no one request
 
@@ -57,11 +58,11 @@ def _cancel_all(batch: list[Wanted]) -> list[Wanted]:
     """Answers those that could not be cancelled now. All rows first: a Valkey that hangs must not hold up what counts."""
     undone: list[Wanted] = []
     news: News = []
-    for tenant_id, request_id in batch:
+    for tenant_id, request_id, reason in batch:
         try:
-            news += cancel_write(tenant_id=tenant_id, request_id=request_id, reason=CLIENT_GONE) or []
+            news += cancel_write(tenant_id=tenant_id, request_id=request_id, reason=reason) or []
         except Error as error:
             log.warning("cancel of %s waits: %s", request_id, error)
-            undone.append((tenant_id, request_id))
+            undone.append((tenant_id, request_id, reason))
     tell(news)
     return undone

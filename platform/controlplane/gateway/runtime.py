@@ -30,6 +30,7 @@ from controlplane.gateway.threads import in_database
 from controlplane.keys.verification import KeyRecord, key_record
 from inference.contracts import ClassPolicy
 from inference.streams import StreamReader
+from inference.submit import GATEWAY_GONE
 from inference.text import ModelText, TextError, open_text
 
 log = logging.getLogger("brigade.gateway")
@@ -177,7 +178,8 @@ class Runtime:
             log.warning("not warmed up: %s: %s", type(error).__name__, error)
 
     def interrupt(self) -> None:
-        """What is still open ends with an error entry, and its request is cancelled."""
+        """What is still open ends with an error entry, and its request is cancelled: by us, not by its client."""
+        self.cancels.reason = GATEWAY_GONE
         if self._reader is not None:
             self._reader.interrupt("The server is stopping; repeat the request.")
 
