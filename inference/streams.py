@@ -153,8 +153,9 @@ class Subscription:
     async def _take(self, timeout_s: float) -> StreamEntry:
         if self._queue.empty():
             async with asyncio.timeout(timeout_s):  # wait_for may swallow a cancel that comes together with an entry
-                return await self._queue.get()
-        entry = self._queue.get_nowait()
+                entry = await self._queue.get()
+        else:
+            entry = self._queue.get_nowait()
         if self._queue.qsize() == READER_BACKLOG - 1:
             self._reader.wake()
         return entry

@@ -216,6 +216,8 @@ def _depth() -> Iterator[Case]:
         yield Case("depth", f"closed {depth}", _with('"x": ' + "[" * depth + "]" * depth), REFUSED)
     yield Case("depth", "mixed", _with('"metadata": ' + '[{"a":' * 5_000 + "1" + "}]" * 5_000), REFUSED)
     yield Case("depth", "quotes and brackets", _raw(b'{"a": [' * 20 + b'"' + b'\\"[' * 200_000), REFUSED)
+    yield Case("depth", "more than a million lists", _raw('{"prompt": [' + "[]," * 1_300_000 + "[]]}"), REFUSED)
+    yield Case("depth", "half a million strings", _raw('{"prompt": [' + '"",' * 500_000 + "[[]]" * 41 + "]}"), REFUSED)
     yield Case("depth", "in text", chat(messages=[{"role": "user", "content": "[{" * 400}]), SERVED)
 
 

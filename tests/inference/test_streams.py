@@ -151,3 +151,22 @@ def test_signals_come_in_order_and_once(redis_url: str) -> None:
     signals.send(slot, "release", "b")
     assert list(signals.receive(slot)) == [("cancel", "a"), ("release", "b")]
     assert list(signals.receive(slot, timeout_s=0.05)) == []
+
+
+async def test_a_slow_reader_of_much_never_waits_for_the_reads_time_to_be_over(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole backlog that comes to a waiting consumer must wake the reader as soon as there is room again."""
+    monkeypatch.setattr("inference.streams.READER_BLOCK_MS", 9_000)
+    request_id, reader = str(uuid.uuid4()), StreamReader(redis_url)
+    await reader.start()
+    try:
+        subscription = reader.subscribe(request_id)
+        waiting = asyncio.create_task(subscription.next(30))
+        await asyncio.sleep(0.05)
+        StreamWriter(redis_url).write([(request_id, TokenEntry(1, 0, position, (7,), "x")) for position in range(1, 1_501)])
+        async with asyncio.timeout(8):
+            heard = [await waiting, *[await subscription.next(30) for _ in range(1_499)]]
+        assert [entry.position for entry in heard if isinstance(entry, TokenEntry)] == list(range(1, 1_501))
+    finally:
+        await reader.close()

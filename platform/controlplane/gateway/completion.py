@@ -15,7 +15,7 @@ from django.db import InterfaceError, OperationalError
 from django.db.models.functions import Now
 
 from controlplane.errors import ApiError, Overloaded, RequestFailed
-from controlplane.gateway import limits
+from controlplane.gateway import limits, threads
 from controlplane.gateway.runtime import Runtime
 from controlplane.gateway.threads import in_database
 from controlplane.gateway.watch import Watch
@@ -97,9 +97,11 @@ class Completion:
         while not self.ended:
             entry = None if look_first else await self._from_stream()
             look_first = False
-            for heard in [entry] if entry else await self._from_database():
+            for number, heard in enumerate([entry] if entry else await self._from_database(), 1):
                 spoke = time.monotonic()
                 yield self._hear(heard)
+                if number % limits.ANSWER_INLINE_TOKENS == 0:
+                    await asyncio.sleep(0)  # others have their turn
             if time.monotonic() - spoke >= limits.KEEP_ALIVE_S:
                 spoke = time.monotonic()
                 yield "silence"
@@ -132,7 +134,8 @@ class Completion:
             return []
         if row is None:
             return [ErrorEntry(0, STREAM_LOST, LOST)]
-        tokens = self._from_log(row)
+        much = row.logged.count - self.subscription.transcript.count > limits.ANSWER_INLINE_TOKENS
+        tokens = await threads.answers.run(self._from_log, row) if much else self._from_log(row)
         end = self._end_by_row(row)
         return [*tokens, end] if end else tokens
 

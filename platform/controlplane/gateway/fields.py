@@ -7,7 +7,7 @@ text must be text (no lone surrogate).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -155,7 +155,9 @@ class TokenIds:
     def read(self, value: Any, place: str) -> tuple[int, ...]:
         if not isinstance(value, list) or not self.least <= len(value) <= self.most:
             raise invalid(place, f"a list of {self.least} to {self.most} token ids")
-        return tuple(_TOKEN_ID.read(token_id, f"{place}[{index}]") for index, token_id in enumerate(value))
+        if all(type(token_id) is int and 0 <= token_id <= _TOKEN_ID.most for token_id in value):
+            return tuple(value)
+        return tuple(_TOKEN_ID.read(token_id, f"{place}[{index}]") for index, token_id in enumerate(value))  # names the first
 
     def schema(self) -> Schema:
         least = {"minItems": self.least} if self.least else {}
@@ -188,8 +190,10 @@ class LogitBias:
         }
 
 
-def check_ids(ids: Iterable[int], vocabulary_size: int, place: str) -> None:
+def check_ids(ids: Sequence[int], vocabulary_size: int, place: str) -> None:
     """Raises InvalidValue that names the first id which the model does not have. `place` has a `{}` for its index and its id."""
+    if max(ids, default=0) < vocabulary_size:
+        return
     for index, token_id in enumerate(ids):
         if token_id >= vocabulary_size:
             raise invalid(place.format(index, token_id), f"a token id below {vocabulary_size}, the size of the model's vocabulary")

@@ -93,6 +93,7 @@ async def admit(call: Call, ask: Ask, render: Renderer, claim: Claim | None = No
     room = min(context_length, text.context_length)
     prompts = await render(text, room)
     sampling = [_sampling(ask, prompt, room) for prompt in prompts]
+    _check_told(prompts, sampling)
     await _has_room(call.runtime, ask.model, len(prompts))
     gateway_id = None if claim else await call.runtime.lease.holder()
     submissions = [
@@ -124,6 +125,22 @@ def _sampling(ask: Ask, prompt: Rendered, context_length: int) -> SamplingParams
         raise InvalidValue(f"'min_tokens' is above 'max_tokens', which is {max_tokens}.", param="min_tokens")
     seed = secrets.randbits(64) if ask.seed is None else ask.seed % (1 << 64)
     return replace(ask.sampling, max_tokens=max_tokens, seed=seed)
+
+
+def _check_told(prompts: Sequence[Rendered], sampling: Sequence[SamplingParams]) -> None:
+    """An answer is built in memory, and each figure that is told with a token takes some hundred bytes of it."""
+    values = sum(_told(len(prompt.ids), chosen) for prompt, chosen in zip(prompts, sampling, strict=True))
+    if values > limits.LOGPROB_VALUES:
+        raise InvalidValue(
+            f"The answer would tell {values} log probabilities, tokens times alternatives; at most {limits.LOGPROB_VALUES} are told"
+            " at once. Ask for fewer tokens, choices or alternatives.",
+            param="logprobs",
+        )
+
+
+def _told(prompt_tokens: int, sampling: SamplingParams) -> int:
+    output = 0 if sampling.logprobs is None else sampling.n * sampling.max_tokens * (1 + sampling.logprobs)
+    return output + (0 if sampling.prompt_logprobs is None else prompt_tokens * (1 + sampling.prompt_logprobs))
 
 
 def _max_tokens(ask: Ask, prompt: Rendered, context_length: int) -> int:

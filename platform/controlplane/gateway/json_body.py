@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from controlplane.errors import InvalidJson
-from controlplane.gateway import limits
+from controlplane.gateway import limits, threads
 from controlplane.gateway.fields import shown
 
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)  # cannot backtrack: linear on any input
 
 Object = dict[str, Any]
+T = TypeVar("T")
+
+
+async def read_body(body: bytes, read: Callable[[Object], T]) -> tuple[Object, T]:
+    """The object and what `read` makes of it. Large ones in a thread: the loop, which holds the lease and all streams, must turn.
+
+    Raises InvalidJson, Overloaded, and what `read` raises.
+    """
+
+    def work() -> tuple[Object, T]:
+        data = parse_object(body)
+        return data, read(data)
+
+    return work() if len(body) <= limits.JSON_INLINE_BYTES else await threads.bodies.run(work)
 
 
 def parse_object(body: bytes) -> Object:
@@ -21,7 +36,7 @@ def parse_object(body: bytes) -> Object:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise InvalidJson("The body is not UTF-8.") from error
-    _check_depth(text)
+    _check_structure(text)
     try:
         data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_name_once)
     except (ValueError, RecursionError) as error:
@@ -49,12 +64,16 @@ def _each_name_once(pairs: list[tuple[str, Any]]) -> Object:
     return data
 
 
-def _check_depth(text: str) -> None:
+def _check_structure(text: str) -> None:
+    """Depth, and the number of arrays and objects: each costs many times its two characters."""
     if text.count("[") + text.count("{") <= limits.JSON_DEPTH:
         return
-    depth = 0
+    depth = begun = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         first = match[0][0]
         depth += (first in "[{") - (first in "]}")
+        begun += first in "[{"
         if depth > limits.JSON_DEPTH:
             raise InvalidJson(f"The body is nested deeper than {limits.JSON_DEPTH} levels.")
+        if begun > limits.JSON_NODES:
+            raise InvalidJson(f"The body has more than {limits.JSON_NODES} arrays and objects.")

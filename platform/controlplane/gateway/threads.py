@@ -46,6 +46,8 @@ class Pool:
 database = Pool("database", limits.DATABASE_THREADS, limits.DATABASE_WAITING)
 lease = Pool("database-lease", 1, 2)  # its own: a rush on the database must not cost this process its lease
 text = Pool("text", limits.TEXT_THREADS, limits.TEXT_WAITING)
+bodies = Pool("bodies", 1, limits.BODIES_WAITING)  # one: each takes a good part of a processor while it lasts
+answers = Pool("answers", 1, limits.OPEN_REQUESTS)
 
 
 async def in_database(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

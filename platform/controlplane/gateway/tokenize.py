@@ -95,7 +95,7 @@ async def tokenize(call: Call, asked: TokenizeRequest) -> Object:
             ids = await render_chat(text, asked.messages)
         else:
             ids = await encode(text, asked.prompt, add_special_tokens=asked.add_special_tokens)
-        strings = {"token_strs": [token_text(text, token_id) for token_id in ids]} if asked.return_token_strs else {}
+        strings = {"token_strs": await threads.text.run(_strings, text, ids)} if asked.return_token_strs else {}
     return {"count": len(ids), "max_model_len": min(served.context_length, text.context_length), "tokens": ids, **strings}
 
 
@@ -106,6 +106,10 @@ async def detokenize(call: Call, asked: DetokenizeRequest) -> Object:
     check_ids(asked.tokens, text.vocabulary_size, "tokens[{0}]")
     async with _counted(call):
         return {"prompt": await threads.text.run(_written, text, asked.tokens)}
+
+
+def _strings(text: ModelText, ids: Sequence[int]) -> list[str]:
+    return [token_text(text, token_id) for token_id in ids]
 
 
 def _written(text: ModelText, ids: Sequence[int]) -> str:

@@ -21,7 +21,7 @@ from controlplane.gateway.endpoint import Call, endpoint, json_response, log, re
 from controlplane.gateway.generate import Admitted
 from controlplane.gateway.handler import EventStream
 from controlplane.gateway.idempotency import admit_once
-from controlplane.gateway.json_body import parse_object
+from controlplane.gateway.json_body import read_body
 from controlplane.gateway.openapi import document
 from controlplane.gateway.receipts import receipt
 from controlplane.gateway.runtime import runtime
@@ -34,16 +34,14 @@ from inference.submit import CLIENT_ASKED, cancel
 
 @endpoint("POST")
 async def chat_completions(call: Call) -> HttpResponseBase:
-    body = parse_object(await call.json_body())
-    chat = chat_request(body)
+    body, chat = await read_body(await call.json_body(), chat_request)
     admitted = await admit_once(call, body, chat, partial(chat_prompt, chat))
     return await _answer(admitted, chat, partial(ChatForm, include_usage=chat.include_usage))
 
 
 @endpoint("POST")
 async def completions(call: Call) -> HttpResponseBase:
-    body = parse_object(await call.json_body())
-    asked = completion_request(body)
+    body, asked = await read_body(await call.json_body(), completion_request)
     admitted = await admit_once(call, body, asked, partial(completion_prompts, asked))
     form = partial(CompletionForm, echo=asked.echo, prompt_alternatives=asked.prompt_logprobs, include_usage=asked.include_usage)
     return await _answer(admitted, asked, form)
@@ -57,12 +55,14 @@ async def _answer(admitted: Admitted, ask: Ask, make_form: MakeForm) -> HttpResp
 
 @endpoint("POST")
 async def tokenized(call: Call) -> HttpResponse:
-    return json_response(await tokenize(call, tokenize_request(parse_object(await call.json_body()))))
+    _, asked = await read_body(await call.json_body(), tokenize_request)
+    return json_response(await tokenize(call, asked))
 
 
 @endpoint("POST")
 async def detokenized(call: Call) -> HttpResponse:
-    return json_response(await detokenize(call, detokenize_request(parse_object(await call.json_body()))))
+    _, asked = await read_body(await call.json_body(), detokenize_request)
+    return json_response(await detokenize(call, asked))
 
 
 @endpoint("GET")

@@ -21,6 +21,7 @@ from inference.contracts import Submission
 from inference.coordination.models import Worker
 from inference.database import execute, query
 from inference.requests.models import RequestBody, State
+from inference.text import AnswerText
 from tests.controlplane.conftest import Job, ScriptedWorker, Stage, chat, open_requests, request_rows, wait_for
 
 
@@ -238,6 +239,26 @@ def test_a_hole_that_the_log_fills_later_is_waited_for(client: OpenAI, worker: S
 
     worker.script = script
     assert text_of(client.chat.completions.create(model="tiny", messages=chat())) == HUNGRY
+
+
+@pytest.mark.usefixtures("short_silence")
+@pytest.mark.parametrize("stream", [True, False])
+def test_much_that_comes_from_the_token_log_is_made_text_beside_the_loop(
+    client: OpenAI, worker: ScriptedWorker, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    accept = AnswerText.accept
+
+    def spy(self: AnswerText, token_id: int) -> str:
+        seen.append(threading.current_thread().name)
+        return accept(self, token_id)
+
+    monkeypatch.setattr(AnswerText, "accept", spy)
+    text = "a long story " * 40
+    worker.script = lambda job: job.speak(text[:3]).lose(text[3:]).done(announce=False)
+    assert text_of(client.chat.completions.create(model="tiny", messages=chat(), stream=stream)) == text
+    assert len(seen) >= len(text)
+    assert {name.partition("_")[0] for name in seen} == {"answers"}
 
 
 @pytest.mark.usefixtures("short_silence")

@@ -213,3 +213,21 @@ def test_offsets_of_broken_characters_are_those_of_the_text() -> None:
     assert tiny_text().decode(ids) == "\ufffd\ufffd\ufffda\ufffd\ufffd"
     told = CompletionLogprobs(tiny_text(), 0).add(ids, [TokenLogprob(-1.0)] * len(ids))
     assert told["text_offset"] == [0, 1, 2, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n": 16, "max_tokens": 600, "logprobs": True, "top_logprobs": 20},
+        {"max_tokens": 1, "prompt_logprobs": 20, "messages": chat("word " * 300)},
+    ],
+)
+def test_an_answer_that_would_tell_too_many_figures_is_refused_before_it_is_made(
+    gateway: str, stage: Stage, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.gateway.limits.LOGPROB_VALUES", 64_000 if "n" in asked else 10_000)
+    body = {"model": "tiny", "messages": chat(), **asked}
+    answer = httpx.post(f"{gateway}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {stage.acme.secret}"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+    assert "log probabilities" in answer.json()["error"]["message"]
+    assert request_rows() == []

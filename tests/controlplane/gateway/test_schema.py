@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from controlplane.errors import ApiError
+from controlplane.errors import ApiError, InvalidJson
 from controlplane.gateway import limits
-from controlplane.gateway.json_body import parse_object
+from controlplane.gateway.json_body import parse_object, read_body
 from controlplane.gateway.schema import ChatRequest, chat_request
 from inference.contracts import SamplingParams
 from tests.conftest import Seconds
@@ -311,3 +312,26 @@ def test_an_unknown_name_comes_back_short_and_harmless() -> None:
     assert param
     assert param.isascii()
     assert len(param) < 200
+
+
+def test_more_arrays_and_objects_than_anybody_needs_are_refused_before_they_are_built() -> None:
+    with pytest.raises(InvalidJson, match="arrays and objects"):
+        parse_object(b'{"prompt": [' + b"[]," * limits.JSON_NODES + b"[]]}")
+
+
+def test_brackets_within_strings_do_not_count() -> None:
+    text = "[{" * limits.JSON_NODES
+    assert parse_object(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+
+
+@pytest.mark.parametrize(("size", "thread"), [(10, "MainThread"), (limits.JSON_INLINE_BYTES, "bodies")])
+async def test_what_is_large_is_read_beside_the_loop(size: int, thread: str) -> None:
+    body = json.dumps({"text": "x" * size}).encode()
+    data, read_in = await read_body(body, lambda data: threading.current_thread().name)
+    assert len(data["text"]) == size
+    assert read_in.startswith(thread)
+
+
+async def test_a_refusal_beside_the_loop_is_the_same_refusal() -> None:
+    with pytest.raises(InvalidJson, match="not valid JSON"):
+        await read_body(b"[" + b" " * limits.JSON_INLINE_BYTES, dict)
