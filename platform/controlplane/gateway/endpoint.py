@@ -169,7 +169,7 @@ async def authenticate(header: str, process: Runtime) -> KeyRecord:
         raise InvalidApiKey("You did not send an API key: use the header 'Authorization: Bearer YOUR_KEY'.")
     parsed = key_parse(presented.strip()) if len(header) <= limits.AUTHORIZATION_CHARACTERS and scheme.lower() == "bearer" else None
     if parsed is None:
-        raise InvalidApiKey("The API key is malformed. Keys look like bk-****.")
+        raise InvalidApiKey("The API key is malformed: mistyped or cut off? Keys look like bk-****.")
     record = await process.keys.get(parsed.key_id)
     masked = f"{presented.strip()[:PREFIX_LENGTH]}****"
     if record is None or not record_matches(record, parsed):

@@ -6,6 +6,7 @@ text must be text (no lone surrogate).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -207,7 +208,9 @@ class Neutral:
 
     def read(self, value: Any, place: str) -> None:
         if not any(_same(value, neutral) for neutral in self.values):
-            raise UnsupportedParameter(f"'{place}' is not supported yet. Leave it out, or give its neutral value.", param=place)
+            accepted = " or ".join(json.dumps(neutral) for neutral in self.values)
+            advice = f"Leave it out, or send {accepted}." if accepted else "Leave it out."
+            raise UnsupportedParameter(f"'{place}' is not supported yet. {advice}", param=place)
 
     def schema(self) -> Schema:
         return {"enum": list(self.values)}
@@ -253,4 +256,4 @@ def unknown(name: str) -> InvalidRequest:
 
 def shown(name: str) -> str:
     """A client's own word, short and printable enough to be sent back."""
-    return name[:64].encode("ascii", "backslashreplace").decode()
+    return name[:64].encode("unicode_escape").decode()

@@ -24,6 +24,7 @@ from controlplane.errors import InternalError, ModelNotFound
 from controlplane.fleet.selectors import Fleet, fleet
 from controlplane.gateway import limits, threads
 from controlplane.gateway.cancels import Cancels
+from controlplane.gateway.fields import shown
 from controlplane.gateway.lease import Lease
 from controlplane.gateway.metrics import PENDING
 from controlplane.gateway.threads import in_database
@@ -140,7 +141,7 @@ class Runtime:
         """Raises ModelNotFound."""
         found = await self.sold(lambda catalogue: catalogue.models.get(name))
         if found is None:
-            raise ModelNotFound("The model does not exist or you do not have access to it.", param="model")
+            raise ModelNotFound(f"There is no model '{shown(name)}'. GET /v1/models lists what there is.", param="model")
         return found
 
     async def text(self, model: str) -> ModelText:

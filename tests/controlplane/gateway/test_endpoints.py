@@ -59,6 +59,32 @@ def test_an_unknown_model_is_404(gateway: str, stage: Stage) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found"), name
 
 
+def test_an_unknown_model_is_named_short_and_printable_with_where_to_find_the_others(gateway: str, stage: Stage) -> None:
+    def ask(name: str) -> httpx.Response:
+        return httpx.post(f"{gateway}/v1/chat/completions", json={"model": name, "messages": chat()}, headers=auth(stage.acme))
+
+    def look(name: str) -> httpx.Response:
+        return httpx.get(f"{gateway}/v1/models/{name}", headers=auth(stage.acme))
+
+    answers = {
+        "gpt-9": ask("gpt-9"),
+        "x" * 64: ask("x" * 90),
+        "\\u202e": ask("\u202e"),
+        "\\x1b[2J": look("%1b[2J"),
+    }
+    for named, answer in answers.items():
+        said = f"There is no model '{named}'. GET /v1/models lists what there is."
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, said)
+
+
+def test_a_mistyped_key_is_told_apart_from_a_wrong_one_and_not_repeated(gateway: str, stage: Stage) -> None:
+    secret = stage.acme.secret
+    for presented in (secret[:-1], secret[:-8] + ("a" if secret[-8] != "a" else "b") + secret[-7:]):
+        answer = httpx.get(f"{gateway}/v1/models", headers={"Authorization": f"Bearer {presented}"})
+        said = "The API key is malformed: mistyped or cut off? Keys look like bk-****."
+        assert (answer.status_code, answer.json()["error"]["message"]) == (401, said)
+
+
 WRONG = [
     ("GET", "/v1/", 404, "not_found"),
     ("GET", "/v1", 404, "not_found"),

@@ -138,6 +138,9 @@ def test_what_the_table_refuses_is_refused_by_name(client: OpenAI, table: dict[s
     with pytest.raises(openai.BadRequestError) as caught:
         call_with(client, table, **{name: REFUSED[name]})
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
+    accepted = " or ".join(re.findall("`([^`]+)`", table[name][1]))
+    advice = f"Leave it out, or send {accepted}." if accepted else "Leave it out."
+    assert caught.value.body["message"] == f"'{name}' is not supported yet. {advice}"  # type: ignore[index]
     assert request_rows() == []
 
 
