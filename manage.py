@@ -19,7 +19,6 @@ LASTING_COMMANDS = {
     "worker",
     "dispatcher",
     "control",
-    "metrics",
 }  # need a key that stays
 
 

@@ -97,7 +97,28 @@ def test_a_wrong_database_url_says_why(url: str, said: str) -> None:
         Server.from_url(url)
 
 
-@pytest.mark.parametrize("command", ["pools", "check_invariants"])
+@pytest.mark.parametrize("command", ["demo", "metrics"])
+def test_where_no_server_runs_a_command_says_so_in_one_line(tmp_path: Path, command: str) -> None:
+    tmp_path.joinpath("demo.json").write_text('{"api_key": "bk-sesame", "console_password": "sesame"}')
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and never listens
+        ended = manage(tmp_path, command, PORT=str(closed.getsockname()[1]))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "cannot be reached (" in ended.stderr
+    assert "Start `make serve`" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "sesame" not in ended.stderr
+
+
+def test_a_model_that_is_not_there_is_named_with_what_names_it_and_what_adds_it(tmp_path: Path) -> None:
+    ended = manage(tmp_path, "serve", BRIGADE_MODEL="leftover", PORT="0")
+    assert ended.returncode == 1
+    assert "BRIGADE_MODEL names 'leftover'" in ended.stderr
+    assert "manage.py model_add" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["pools", "check_invariants", "metrics"])
 def test_an_operator_learns_that_the_database_cannot_be_reached_and_nothing_is_made(tmp_path: Path, command: str) -> None:
     folder = tmp_path / "nothing"
     ended = manage(folder, command)

@@ -78,7 +78,10 @@ def model_add(source: str, name: str | None, say: Say) -> ServedModel:
 def model_remove(name: str, say: Say) -> None:
     """Raises ShelfError, ModelFetchError; where requests are open the model is on sale as before."""
     if name in settings.MODELS:
-        raise ShelfError(f"{name} is a model that BRIGADE_MODEL names.", code="model_is_default")
+        raise ShelfError(
+            f"{name} is a model that BRIGADE_MODEL names: each start needs its files. Take it out there first.",
+            code="model_is_default",
+        )
     known = ServedModel.objects.filter(name=name).update(enabled=False)
     if not known and not (_NAME.fullmatch(name) and (settings.DATA.models / name).is_dir()):
         raise ShelfError(f"There is no model {name!r}.", code="model_unknown")

@@ -149,11 +149,16 @@ def free_port(host: str, port: int) -> int:
 
 
 def model_ensure(name: str, folder: Path) -> None:
-    """Its files are there, and its text side opens. Raises ModelFetchError, ModelFolderError."""
+    """Its files are there, and its text side opens. Raises ModelFetchError, ModelFolderError, StepFailed."""
     if settings.TEST_HOOKS and name in ("tiny", "scripted"):
         ensure_oracle(name, folder)
-    elif name in KNOWN_MODELS or not (folder / name).is_dir():
+    elif name in KNOWN_MODELS:
         fetch(name, folder, lambda line: say(f"    {line}"))
+    elif not (folder / name).is_dir():
+        raise StepFailed(
+            f"BRIGADE_MODEL names {name!r}, and there is no such folder in {folder}. Take it out of BRIGADE_MODEL; while the server"
+            f" runs, `manage.py model_add` puts models of your own on sale. Brigade brings along: {', '.join(KNOWN_MODELS)}."
+        )
     open_text(folder / name)
 
 

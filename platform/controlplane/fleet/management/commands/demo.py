@@ -47,6 +47,7 @@ class Command(BaseCommand):
         credentials = demo_credentials()
         if credentials is None:
             raise CommandError("there is no demo tenant yet: start the server with `make serve` first")
+        _check_reachable(credentials)
         self._call(credentials, "1. A chat, streamed", CHAT, max_tokens=80)
         self._call(credentials, "2. The same prompt again: its KV is cached", CHAT, max_tokens=80)
         self._call(credentials, "3. A question about a long document", QUESTION, max_tokens=40)
@@ -90,6 +91,20 @@ class Command(BaseCommand):
                 f"   {line.model:<24} {line.service_tier:<9} {line.meter:<18} {used:>24}   {_usd(line.amount_nano_usd)}"
             )
         self.stdout.write(f"   total {_usd(invoice.total_nano_usd)}, which is ${invoice.total_cents / 100:.2f} when invoiced")
+
+
+def _check_reachable(credentials: DemoCredentials) -> None:
+    connection = _connection(credentials)
+    try:
+        connection.connect()
+    except OSError as error:
+        raise CommandError(
+            f"The server at {credentials.base_url} cannot be reached ({error.strerror or error}). "
+            "Start `make serve`, or set BRIGADE_DATA and PORT as for the server.",
+            returncode=2,
+        ) from error
+    finally:
+        connection.close()
 
 
 def _stream(credentials: DemoCredentials, body: dict[str, Any], call: Call) -> Iterator[str]:

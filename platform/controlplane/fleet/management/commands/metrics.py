@@ -9,11 +9,12 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connection
 from prometheus_client import generate_latest
 
 from controlplane.embedded.children import metrics_sockets
 from controlplane.fleet.facts import Facts
-from controlplane.fleet.processes_page import registry
+from controlplane.fleet.processes_page import page_of, registry
 from inference.telemetry.process import telemetry_start
 
 
@@ -27,8 +28,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, serve: bool, **options: Any) -> None:
         facts = Facts()
-        page = partial(generate_latest, registry(partial(metrics_sockets, settings.DATA), facts))
+        sockets = partial(metrics_sockets, settings.DATA)
+        page = partial(generate_latest, registry(sockets, facts))
         if not serve:
+            if all(page_of(path) is None for path in sockets().values()):
+                connection.ensure_connection()  # a page of a copy that is not there would say nothing
             facts.read()
             self.stdout.write(page().decode(), ending="")
             return
