@@ -205,7 +205,9 @@ def test_nothing_but_a_model_is_removed(models: Path, small: Path, name: str) ->
 
 
 def test_the_default_model_is_not_removed(models: Path, settings: Any) -> None:
-    assert "model_is_default" in refused("model_remove", settings.MODEL)
+    said = refused("model_remove", settings.MODEL)
+    assert "model_is_default" in said
+    assert "BRIGADE_MODEL names: each start needs its files" in said
 
 
 @pytest.fixture
