@@ -12,7 +12,11 @@ import time
 from typing import Any
 
 _HEAD = {"id": "chatcmpl-instant", "created": int(time.time()), "model": "instant"}
-_WORD = "word "
+
+
+def _word(index: int) -> str:
+    """No two in a row are the same: a proxy may take repetition for a fault."""
+    return f"word{index} "
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,7 +43,7 @@ async def _body(reader: asyncio.StreamReader) -> dict[str, Any] | None:
 
 
 async def _whole(writer: asyncio.StreamWriter, tokens: int) -> None:
-    message = {"role": "assistant", "content": _WORD * tokens}
+    message = {"role": "assistant", "content": "".join(map(_word, range(tokens)))}
     choice = {"index": 0, "message": message, "finish_reason": "length", "logprobs": None}
     data = json.dumps({**_HEAD, "object": "chat.completion", "choices": [choice], "usage": _usage(tokens)}).encode()
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
@@ -50,7 +54,7 @@ async def _stream(writer: asyncio.StreamWriter, tokens: int) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
     for index in range(tokens):
         reason = "length" if index == tokens - 1 else None
-        choice = {"index": 0, "delta": {"role": "assistant", "content": _WORD}, "finish_reason": reason, "logprobs": None}
+        choice = {"index": 0, "delta": {"role": "assistant", "content": _word(index)}, "finish_reason": reason, "logprobs": None}
         await _event(writer, {**_HEAD, "object": "chat.completion.chunk", "choices": [choice]})
     await _event(writer, {**_HEAD, "object": "chat.completion.chunk", "choices": [], "usage": _usage(tokens)})
     writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
