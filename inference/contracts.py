@@ -246,6 +246,7 @@ class PrefillResult(Wire):
     prefill_ms: float
     ttft_ms: float
     wait_ms: float = 0.0  # in the worker, before its engine began
+    offer_ms: float = 0.0  # from the request's creation to the offer that was claimed
     logprobs: Logprobs = ()
 
     @classmethod

@@ -40,6 +40,7 @@ class Claim:
     path: str
     elapsed_ms: float  # from creation to the claim, by the database's clock
     queue_ms: float
+    offer_ms: float  # from creation to the offer, by the database's clock
     remaining_s: float  # to the deadline
     handoff: HandOffTicket | None
     trace_context: str = ""  # W3C traceparent that spans of this claim go under; empty: not traced
@@ -101,6 +102,7 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
                extract(epoch FROM r.deadline_at - clock_timestamp())::float8,
                h.worker, h.worker_epoch, w.arena, h.layout, h.tokens, h.pages, h.result,
                (1000000 * extract(epoch FROM clock_timestamp() - h.published_at))::bigint,
+               1000 * extract(epoch FROM r.offered_until - interval '1 second' - r.created_at)::float8,
                1000 * extract(epoch FROM (SELECT min(e.at) FROM inference_request_event e
                                            WHERE e.request_id = r.id AND e.state = 'prefilling') - r.created_at)::float8
           FROM inference_request r
@@ -112,9 +114,8 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
         [request_id],
     )
     assert row is not None, "the row was changed in this transaction"
-    (tenant_id, epoch, policy, attempt, path, state, trace, prompt, sampling, salt, elapsed_ms, remaining_s, *handoff, queue_ms) = (
-        row
-    )
+    tenant_id, epoch, policy, attempt, path, state, trace, prompt, sampling, salt, elapsed_ms, remaining_s, *rest = row
+    *handoff, offer_ms, queue_ms = rest
     ticket = _ticket(*handoff) if handoff[0] else None
     result = ticket.result if ticket else None
     phase: Literal["prefill", "decode", "fused"] = (
@@ -139,6 +140,7 @@ def _claim_read(request_id: uuid.UUID, slot: str, worker_epoch: int) -> Claim:
         path=path,
         elapsed_ms=elapsed_ms,
         queue_ms=queue_ms,
+        offer_ms=offer_ms,
         remaining_s=remaining_s,
         handoff=ticket,
         trace_context=trace,

@@ -104,6 +104,7 @@ class Job:
             prefill_ms=usage.prefill_ms,
             ttft_ms=self.ttft_ms or 0.0,
             wait_ms=usage.queue_ms,
+            offer_ms=self.claim.offer_ms,
             logprobs=tuple(map(tuple, self.logprobs)),
         )
 
@@ -126,6 +127,7 @@ class Job:
 
     def _timing(self, usage: PhaseUsage, before: PrefillResult | None) -> dict[str, Any]:
         timing: dict[str, Any] = {
+            "offer": before.offer_ms if before else self.claim.offer_ms,
             "queue": self.claim.queue_ms + (before.wait_ms if before else usage.queue_ms),
             "prefill": before.prefill_ms if before else usage.prefill_ms,
             "transfer": self.transfer_ms,

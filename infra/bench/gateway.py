@@ -126,7 +126,7 @@ async def streaming(gateway: Gateway, tokens: int) -> tuple[float, float]:
 
 @contextmanager
 def ours() -> Iterator[Gateway]:
-    with target(more={"BRIGADE_MODEL": "scripted", "BRIGADE_TEST_HOOKS": "1"}) as server:
+    with target(more={"BRIGADE_MODEL": "scripted"}) as server:
         found = _processes("controlplane.gateway", server.port)
         yield Gateway("brigade", server.base_url, server.api_key, server.model, lambda: found)
 

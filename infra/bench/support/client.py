@@ -25,6 +25,7 @@ class Stream:
     reasons: dict[int, str] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     ended_at: float = 0.0
+    server_timing_ms: dict[str, float] = field(default_factory=dict)  # of the gateway, where it tells
 
     @property
     def ttft_ms(self) -> float:
@@ -57,7 +58,7 @@ async def chat(base_url: str, api_key: str, body: dict[str, Any]) -> Stream:
         payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         stream.sent_at = time.time()
         writer.write(_head("POST", base_url, "/chat/completions", api_key, len(payload)) + payload)
-        await _expect_ok(reader)
+        stream.server_timing_ms = _server_timing(await _expect_ok(reader))
         async for data in _events(reader):
             if data == "[DONE]":
                 stream.ended_at = time.time()
@@ -134,12 +135,21 @@ def _head(method: str, base_url: str, path: str, api_key: str, length: int) -> b
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def _expect_ok(reader: asyncio.StreamReader) -> None:
+async def _expect_ok(reader: asyncio.StreamReader) -> dict[str, str]:
+    """The headers, by lower-case name."""
     status = (await reader.readline()).decode().split(" ", 2)
-    while (await reader.readline()).strip():
-        pass
+    headers: dict[str, str] = {}
+    while line := (await reader.readline()).decode().strip():
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
     if len(status) < 2 or status[1] != "200":
         raise CallFailed(f"{' '.join(status).strip()}: {(await reader.read()).decode()[:300]}", "".join(status[1:2]))
+    return headers
+
+
+def _server_timing(headers: dict[str, str]) -> dict[str, float]:
+    entries = (entry.partition(";dur=") for entry in headers.get("server-timing", "").split(", ") if entry)
+    return {name: float(ms) for name, _, ms in entries}
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -87,11 +87,14 @@ async def admit(call: Call, ask: Ask, render: Renderer, claim: Claim | None = No
 
     What a `claim` names outlives its client and this process.
     """
+    call.lap("body")
     context_length, policy = await _offer(call.runtime, ask)
     text = await call.runtime.text(ask.model)
     _check_vocabulary(ask.sampling, text)
     room = min(context_length, text.context_length)
+    call.lap("catalogue")
     prompts = await render(text, room)
+    call.lap("render")
     sampling = [_sampling(ask, prompt, room) for prompt in prompts]
     _check_told(prompts, sampling)
     await _has_room(call.runtime, ask.model, len(prompts))
@@ -221,6 +224,7 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText, cla
     reader = await call.runtime.reader()
     tokens = {uuid.UUID(submission.request_id): _tokens(submission) for submission in submissions}
     await take(call, tokens)
+    call.lap("limits")
     completions = tuple(
         Completion(
             call.runtime,
@@ -248,6 +252,7 @@ async def _enter(call: Call, submissions: list[Submission], text: ModelText, cla
     for completion in completions:
         completion.watch.admitted()
     call.span.admitted(submissions)
+    call.lap("transaction")
     return completions
 
 

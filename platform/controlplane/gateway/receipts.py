@@ -12,7 +12,7 @@ from inference.database import tenant_scope
 from inference.requests.models import FINAL, InferenceRequest, RequestEvent
 from inference.usage.models import Meter, UsageRow
 
-TIMINGS_MS = ("queue", "prefill", "transfer", "ttft", "decode", "total")
+TIMINGS_MS = ("offer", "queue", "prefill", "transfer", "ttft", "decode", "total")
 NOT_RATED = "not_rated_yet"
 
 
