@@ -13,6 +13,7 @@ from controlplane.gateway.chat import render_chat
 from controlplane.gateway.completions import encode
 from controlplane.gateway.endpoint import Call
 from controlplane.gateway.fields import Boolean, Field, Schema, TokenIds, check_ids
+from controlplane.gateway.generate import take
 from controlplane.gateway.json_body import Object
 from controlplane.gateway.logprobs import token_text
 from controlplane.gateway.messages import Messages
@@ -120,8 +121,7 @@ def _written(text: ModelText, ids: Sequence[int]) -> str:
 @asynccontextmanager
 async def _counted(call: Call) -> AsyncIterator[None]:
     """A request of the key, with a place among those at once while it works, and no token."""
-    call.rate = await call.runtime.limiter.take(call.caller, request_ids=[call.id], tokens=0)
-    call.rate.check()
+    await take(call, {call.id: 0})
     try:
         yield
     finally:

@@ -19,13 +19,15 @@ from controlplane.gateway import threads
 from inference.requests.models import FINAL, State
 from tests.controlplane.conftest import ScriptedWorker, Stage, chat, open_requests, request_rows, wait_for
 
+CHAT = ("chat/completions", {"messages": chat(), "stream": True, "max_tokens": 1})
 
-def post(gateway: str, stage: Stage, times: int = 1) -> socket.socket:
-    """Sends the same streamed request `times` times over one connection and reads nothing."""
-    parts = urlsplit(gateway)
-    body = json.dumps({"model": "tiny", "messages": chat(), "stream": True, "max_tokens": 1}).encode()
+
+def post(gateway: str, stage: Stage, times: int = 1, sent: tuple[str, dict[str, Any]] = CHAT) -> socket.socket:
+    """Sends the same request `times` times over one connection and reads nothing."""
+    parts, (path, asked) = urlsplit(gateway), sent
+    body = json.dumps({"model": "tiny", **asked}).encode()
     lines = [
-        "POST /v1/chat/completions HTTP/1.1",
+        f"POST /v1/{path} HTTP/1.1",
         "Host: x",
         f"Authorization: Bearer {stage.acme.secret}",
         f"Content-Length: {len(body)}",
@@ -59,10 +61,10 @@ def test_pipelined_requests_of_clients_that_reset_are_all_closed(
     wait_for(lambda: slots(redis_url, stage) == 0)
 
 
+@pytest.mark.parametrize("sent", [CHAT, ("tokenize", {"prompt": "Hi"}), ("detokenize", {"tokens": [72]})])
 def test_a_client_that_goes_while_its_slot_is_taken_gives_it_back(
-    gateway: str, stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    gateway: str, stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch, sent: tuple[str, dict[str, Any]]
 ) -> None:
-
     taken: list[RateState] = []
     take = Limiter.take
 
@@ -72,7 +74,7 @@ def test_a_client_that_goes_while_its_slot_is_taken_gives_it_back(
         return taken[-1]
 
     monkeypatch.setattr(Limiter, "take", slow)
-    connection = post(gateway, stage)
+    connection = post(gateway, stage, sent=sent)
     wait_for(lambda: taken)
     assert slots(redis_url, stage) == 1
     reset(connection)
