@@ -160,6 +160,15 @@ class RequestFailed(ApiError):
             self.type = "invalid_request_error"  # only the engine could tell
 
 
+class FailedUnderKey(RequestFailed):
+    """The end of an earlier call, told again: under its Idempotency-Key nothing else will come."""
+
+    should_retry = False
+
+    def __init__(self, message: str, *, code: str, status: int = 500) -> None:
+        super().__init__(f"{message} Use a new Idempotency-Key to ask again.", code=code, status=status)
+
+
 def error_response(error: ApiError) -> HttpResponse:
     if error.detail or error.status >= 500:
         log.log(logging.ERROR if error.status == 500 else logging.INFO, "%s %s", error.code, error.detail or error.message)

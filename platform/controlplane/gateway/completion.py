@@ -84,6 +84,7 @@ class Completion:
     watch: Watch
     unused_tokens: int  # of max_tokens, over all choices: what the rate limiter gets back
     left: Left = "cancel"
+    failure: type[RequestFailed] = RequestFailed
     place_id: uuid.UUID | None = None  # what the rate limiter calls it, where that is not the request's id
     ended: bool = False
     closed: bool = False
@@ -171,7 +172,7 @@ class Completion:
         if isinstance(entry, ErrorEntry):
             self.ended = entry.code not in ENDS_OF_OURS
             self.watch.failed(entry.code)
-            raise RequestFailed(entry.message, code=entry.code, status=STATUS_OF_END.get(entry.code, 500))
+            raise self.failure(entry.message, code=entry.code, status=STATUS_OF_END.get(entry.code, 500))
         if isinstance(entry, FinishEntry):
             self.ended = True
             self.watch.finished(entry)

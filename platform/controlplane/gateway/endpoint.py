@@ -76,6 +76,11 @@ class Call:
     def inbox(self) -> Inbox:
         return cast(GatewayRequest, self.request).inbox
 
+    def times_sent(self, header: str) -> int:
+        """Django joins the values of headers with one name: a comma may be the client's own."""
+        sent = cast(GatewayRequest, self.request).scope["headers"]
+        return sum(name == header.lower().encode() for name, _ in sent)
+
     async def body(self) -> bytes:
         return await self.inbox.body(self.request.headers.get("Content-Length"))
 

@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import partial
 
 from controlplane.errors import (
+    FailedUnderKey,
     IdempotencyAnswerGone,
     IdempotencyInProgress,
     IdempotencyKeyReused,
     InvalidValue,
+    RequestFailed,
 )
 from controlplane.gateway import limits
 from controlplane.gateway.completion import Completion
@@ -51,6 +53,8 @@ def _claim(call: Call, body: Object) -> Claim | None:
     key = call.request.headers.get(HEADER)
     if key is None:
         return None
+    if call.times_sent(HEADER) > 1:
+        raise InvalidValue(f"Send the header '{HEADER}' once.", param=HEADER)
     if not _PRINTABLE.fullmatch(key):
         expected = f"1 to {limits.IDEMPOTENCY_KEY_CHARACTERS} printable ASCII characters"
         raise InvalidValue(f"Invalid value for the header '{HEADER}': expected {expected}.", param=HEADER)
@@ -66,7 +70,7 @@ async def _find(call: Call, claim: Claim) -> Known | None:
         return None
     if known.body_hash != claim.body_hash:
         raise IdempotencyKeyReused("This Idempotency-Key was used with another body in the last 24 hours.", param=HEADER)
-    if known.found_no_answer:
+    if known.begun_anew:
         return None
     if any(request.prompt_ids is None for request in known.requests):
         raise IdempotencyAnswerGone(
@@ -95,6 +99,7 @@ async def _join(call: Call, ask: Ask, known: Known) -> Admitted:
             Watch(call.started, ask.model, request.service_tier, call.span),  # tells nothing: this call admits no request
             unused_tokens=0,
             left="leave",
+            failure=FailedUnderKey if known.ended_without_answer else RequestFailed,
             place_id=place_id,
         )
         for request, chosen, place_id in zip(known.requests, sampling, places, strict=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from controlplane.idempotency.services import BEGUN_ANEW, KEEP_S
 from inference.database import query, tenant_scope
+from inference.requests.models import FINAL, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,14 @@ class Known:
     requests: tuple[KnownRequest, ...]
 
     @property
-    def found_no_answer(self) -> bool:
-        """Of no use to anybody, and not billed."""
-        return any(request.state in BEGUN_ANEW for request in self.requests)
+    def begun_anew(self) -> bool:
+        """Nothing of the call was billed or will be: the next one is a call of its own."""
+        return all(request.state in BEGUN_ANEW for request in self.requests)
+
+    @property
+    def ended_without_answer(self) -> bool:
+        """One request that fails fails the call, whatever becomes of the others."""
+        return any(request.state in FINAL and request.state != State.DONE for request in self.requests)
 
 
 def key_find(*, tenant_id: uuid.UUID, project_id: uuid.UUID, key: str) -> Known | None:

@@ -11,9 +11,10 @@ from inference.database import execute, query
 from inference.requests.models import State
 
 KEEP_S = 24 * 3_600
-BEGUN_ANEW = (State.FAILED, State.EXPIRED)  # ended without an answer and without a bill: the next call is a new request
+BEGUN_ANEW = (State.FAILED, State.EXPIRED)  # never billed; a call of nothing else is made anew
 
-# A row that is there is taken over where its day is past, or where the same body found no answer.
+# A row that is there is taken over where its day is past, or where the same body found no answer and no bill. Requests are
+# counted, for those of a claim that committed while this one waited are not in its snapshot: they must not pass for unbilled ones.
 _CLAIM = """
 INSERT INTO idempotency_key AS known (tenant_id, project_id, key, body_hash, request_ids, created_at)
 VALUES (%s, %s, %s, %s, %s::uuid[], clock_timestamp())
@@ -21,7 +22,8 @@ ON CONFLICT (tenant_id, project_id, key) DO UPDATE
    SET body_hash = excluded.body_hash, request_ids = excluded.request_ids, created_at = excluded.created_at
  WHERE known.created_at < clock_timestamp() - make_interval(secs => %s)
     OR (known.body_hash = excluded.body_hash
-        AND EXISTS (SELECT FROM inference_request r WHERE r.id = ANY(known.request_ids) AND r.state = ANY(%s)))
+        AND cardinality(known.request_ids) = (
+            SELECT count(*) FROM inference_request r WHERE r.id = ANY(known.request_ids) AND r.state = ANY(%s)))
 RETURNING 1
 """
 

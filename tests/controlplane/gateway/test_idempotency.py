@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from billing.holds.models import Hold, HoldAccount
+from controlplane.errors import IdempotencyInProgress
 from controlplane.gateway import limits
+from controlplane.idempotency.models import IdempotencyKey
 from controlplane.idempotency.selectors import key_find
 from controlplane.idempotency.services import KEEP_S, Claim, key_claim, keys_sweep
 from controlplane.keys.models import ApiKey
@@ -24,7 +26,8 @@ from inference.database import execute, query, tenant_scope
 from inference.requests.models import FINAL, RequestBody, State
 from inference.requests.sweeper import bodies_sweep
 from inference.streams import StreamWriter, stream_key
-from tests.controlplane.conftest import Job, ScriptedWorker, Stage, Tenant, chat, open_requests, request_rows, wait_for
+from inference.usage.models import UsageRow
+from tests.controlplane.conftest import Job, ScriptedWorker, Stage, Tenant, chat, open_requests, request_rows, tiny_text, wait_for
 
 CHAT = {"model": "tiny", "messages": chat()}
 
@@ -258,6 +261,104 @@ def test_what_ended_without_an_answer_and_a_bill_is_made_anew(
     assert len(request_rows()) == 2
 
 
+TWO = {"model": "tiny", "prompt": ["ab", "c"], "max_tokens": 2}
+
+
+def fails(job: Job) -> None:
+    job.fail("engine_error", "The engine failed.")
+
+
+def billed() -> list[tuple[uuid.UUID, str]]:
+    rows = UsageRow.objects.filter(billable=True).order_by("request_id", "meter")
+    return list(rows.values_list("request_id", "meter"))
+
+
+def post_two(gateway: str, stage: Stage) -> httpx.Response:
+    return post(gateway, stage.acme, body=TWO, path="completions")
+
+
+@pytest.mark.parametrize("ending", ["failed", "expired"])
+def test_a_call_of_which_one_prompt_was_answered_and_billed_is_never_made_anew(
+    gateway: str, stage: Stage, worker: ScriptedWorker, ending: str
+) -> None:
+    worker.script = lambda job: honest(job) if job.prompt == tiny_text().encode("ab") else fails(job)
+    first = post_two(gateway, stage)
+    assert code(first) == (500, "engine_error")
+    wait_for(lambda: {row.state for row in request_rows()} == {State.DONE, State.FAILED})
+    execute("UPDATE inference_request SET state = %s WHERE state = 'failed'", [ending])
+    bill = billed()
+    assert bill, "the prompt that was answered is billed"
+    worker.script = honest
+    for _ in range(2):
+        again = post_two(gateway, stage)
+        assert code(again) == code(first)
+        assert again.json()["error"]["message"].endswith("Use a new Idempotency-Key to ask again.")
+        assert again.headers["x-should-retry"] == "false"
+    assert (len(request_rows()), billed()) == (2, bill)
+    wait_for(lambda: open_requests() == 0)
+
+
+def test_a_call_of_which_one_prompt_still_runs_is_not_made_anew(gateway: str, stage: Stage, worker: ScriptedWorker) -> None:
+    """The first prompt that is played fails; what the other comes to is not known yet."""
+    asked_again = threading.Event()
+
+    def script(job: Job) -> None:
+        if worker.played == 0:
+            fails(job)
+        else:
+            assert asked_again.wait(20)
+            honest(job)
+
+    worker.script = script
+    assert code(post_two(gateway, stage)) == (500, "engine_error")
+    wait_for(lambda: {row.state for row in request_rows()} == {State.FAILED, State.PREFILLING})
+    assert code(post_two(gateway, stage)) == (500, "engine_error")
+    asked_again.set()
+    wait_for(lambda: {row.state for row in request_rows()} == {State.FAILED, State.DONE})
+    assert code(post_two(gateway, stage)) == (500, "engine_error")
+    assert len(request_rows()) == 2
+
+
+def test_a_call_of_which_every_prompt_failed_is_made_anew_once_however_many_repeat_it(
+    gateway: str, stage: Stage, worker: ScriptedWorker
+) -> None:
+    worker.script = fails
+    assert code(post_two(gateway, stage)) == (500, "engine_error")
+    wait_for(lambda: [row.state for row in request_rows()] == [State.FAILED] * 2)
+    worker.script = honest
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: post_two(gateway, stage), range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert len(request_rows()) == 4
+
+
+def test_of_two_claims_at_once_to_what_failed_the_second_gets_nothing(gateway: str, stage: Stage, worker: ScriptedWorker) -> None:
+    """It waits for the first, whose requests it cannot see when that commits."""
+    worker.script = fails
+    post(gateway, stage.acme)
+    row = IdempotencyKey.objects.get()
+
+    def claim() -> None:
+        key = Claim(row.key, bytes(row.body_hash))
+        key_claim(tenant_id=row.tenant_id, project_id=row.project_id, claim=key, request_ids=[uuid.uuid4()])
+
+    def claim_and_part() -> None:
+        try:
+            claim()
+        finally:
+            connection.close()
+
+    waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            claim()
+            second = pool.submit(claim_and_part)
+            wait_for(lambda: query(waiting))
+        with pytest.raises(IdempotencyInProgress):
+            second.result()
+
+
 def test_what_was_cancelled_is_told_again(gateway: str, stage: Stage, worker: ScriptedWorker) -> None:
     worker.script = lambda job: job.say("Hel").wait_cancel()
     key = {"Authorization": f"Bearer {stage.acme.secret}"}
@@ -266,7 +367,9 @@ def test_what_was_cancelled_is_told_again(gateway: str, stage: Stage, worker: Sc
         wait_for(lambda: request_rows() and request_rows()[0].state == State.PREFILLING)
         httpx.post(f"{gateway}/v1/requests/chatcmpl-{request_rows()[0].id.hex}/cancel", headers=key)
         assert code(first.result()) == (499, "request_cancelled")
-    assert code(post(gateway, stage.acme)) == (499, "request_cancelled")
+    again = post(gateway, stage.acme)
+    assert code(again) == (499, "request_cancelled")
+    assert again.json()["error"]["message"].endswith("Use a new Idempotency-Key to ask again.")
     assert len(request_rows()) == 1
 
 
@@ -317,6 +420,19 @@ def test_a_key_that_is_none_is_refused_by_name(gateway: str, stage: Stage, key: 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] in ("Idempotency-Key", None), "some are no HTTP"
     assert request_rows() == []
+
+
+@pytest.mark.parametrize("second", ["k-1", "k-2"])
+def test_two_keys_in_one_call_are_refused(gateway: str, stage: Stage, second: str) -> None:
+    headers = [("Authorization", f"Bearer {stage.acme.secret}"), ("Idempotency-Key", "k-1"), ("idempotency-key", second)]
+    answer = httpx.post(f"{gateway}/v1/chat/completions", json=CHAT, headers=headers)
+    assert code(answer) == (400, "invalid_value")
+    assert answer.json()["error"]["param"] == "Idempotency-Key"
+    assert request_rows() == []
+
+
+def test_a_comma_in_a_key_makes_no_two_of_it(gateway: str, stage: Stage, worker: ScriptedWorker) -> None:
+    assert post(gateway, stage.acme, "k-1,k-2").status_code == 200
 
 
 def test_without_a_key_equal_calls_are_two(gateway: str, stage: Stage, worker: ScriptedWorker) -> None:
