@@ -30,6 +30,7 @@ from infra.bench.support.report import Row, arguments, paired, publish, row
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCURRENCY = (1, 8, 32)
+CALLS, CALLS_AFTER_PAUSES, PAUSE_S = 40, 15, 1.2
 LAPS = ("key", "body", "catalogue", "render", "limits")  # of the gateway, before the transaction
 _WORDS = (
     "kitchen",
@@ -83,7 +84,8 @@ def main() -> None:
 
 async def measure(server: Target, pairs: int, tokens: int) -> list[Row]:
     await chat(server.base_url, server.api_key, body(server.model, tokens))  # warms what is made lazily
-    rows = await split_beside_fused(server, pairs, tokens)
+    rows = await outside_the_engine(server)
+    rows += await split_beside_fused(server, pairs, tokens)
     for concurrency in CONCURRENCY:
         rows += await at_concurrency(server, concurrency, tokens)
     return rows
@@ -96,16 +98,35 @@ async def split_beside_fused(server: Target, pairs: int, tokens: int) -> list[Ro
         server.use_path(path)
         streams[path].append(await chat(server.base_url, server.api_key, body(server.model, tokens)))
     server.use_path("auto")
-    receipts = [get(server.base_url, server.api_key, f"/requests/{stream.request_id}") for stream in streams["split"]]
-    assert all(receipt["path"] == "split" for receipt in receipts), "these calls were to run split"
-    parts = [outside(stream, receipt) for stream, receipt in zip(streams["split"], receipts, strict=True)]
-    rows = [row(f"serve.outside.{name}", f"split, {name}", [part[name] for part in parts], "ms", "lower") for name in parts[0]]
-    rows.append(row("serve.outside", "split, TTFT outside the engine", [sum(part.values()) for part in parts], "ms", "lower"))
     ttft = {path: [stream.ttft_ms for stream in streams[path]] for path in streams}
     gaps = {path: [statistics.median(stream.gaps_ms) for stream in streams[path]] for path in streams}
-    rows.append(paired("serve.path.ttft", "TTFT, split beside fused", ttft["split"], "fused", ttft["fused"], "ms", "lower"))
+    rows = [paired("serve.path.ttft", "TTFT, split beside fused", ttft["split"], "fused", ttft["fused"], "ms", "lower")]
     rows.append(paired("serve.path.itl", "ITL p50, split beside fused", gaps["split"], "fused", gaps["fused"], "ms", "lower"))
     return rows
+
+
+async def outside_the_engine(server: Target) -> list[Row]:
+    """Split calls one behind the other, part by part; and the whole where each comes a second after the last."""
+    server.use_path("split")
+    parts = await _outside_of_calls(server, CALLS, pause_s=0.0)
+    late = await _outside_of_calls(server, CALLS_AFTER_PAUSES, pause_s=PAUSE_S)
+    server.use_path("auto")
+    rows = [row(f"serve.outside.{name}", f"split, {name}", [part[name] for part in parts], "ms", "lower") for name in parts[0]]
+    rows.append(row("serve.outside", "split, TTFT outside the engine", [sum(part.values()) for part in parts], "ms", "lower"))
+    rows.append(row("serve.outside.late", "- after a pause of a second", [sum(part.values()) for part in late], "ms", "lower"))
+    return rows
+
+
+async def _outside_of_calls(server: Target, calls: int, pause_s: float) -> list[dict[str, float]]:
+    found = []
+    for _ in range(calls):
+        await asyncio.sleep(pause_s)
+        stream = await chat(server.base_url, server.api_key, body(server.model, 8))
+        await asyncio.sleep(0.1)  # the receipt is written
+        receipt = get(server.base_url, server.api_key, f"/requests/{stream.request_id}")
+        assert receipt["path"] == "split", "this call was to run split"
+        found.append(outside(stream, receipt))
+    return found
 
 
 def outside(stream: Stream, receipt: dict[str, Any]) -> dict[str, float]:
