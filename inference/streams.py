@@ -238,10 +238,10 @@ class StreamReader:
 
     async def _wake(self) -> None:
         with contextlib.suppress(RedisError, OSError):  # the reader's own loop reports and repeats
-            while self._wake_again:
+            while self._wake_again:  # no await after this is asked: a wake that came meanwhile would be lost
                 self._wake_again = False
                 await self._redis.xadd(self._wake_key, {"w": ""}, maxlen=4)
-            await self._redis.expire(self._wake_key, SIGNAL_S)
+                await self._redis.expire(self._wake_key, SIGNAL_S)
 
     async def _run(self) -> None:
         while not self._closed:

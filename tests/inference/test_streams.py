@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from typing import Any
 
 import pytest
 import redis
@@ -151,6 +152,27 @@ def test_signals_come_in_order_and_once(redis_url: str) -> None:
     signals.send(slot, "release", "b")
     assert list(signals.receive(slot)) == [("cancel", "a"), ("release", "b")]
     assert list(signals.receive(slot, timeout_s=0.05)) == []
+
+
+async def test_a_wake_that_comes_while_another_ends_is_not_lost(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.streams.READER_BLOCK_MS", 9_000)
+    request_id, reader = str(uuid.uuid4()), StreamReader(redis_url)
+    expire, ending = reader._redis.expire, asyncio.Event()
+
+    async def slow(*arguments: Any) -> None:
+        await expire(*arguments)
+        ending.set()
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(reader._redis, "expire", slow)
+    await reader.start()
+    try:
+        await ending.wait()
+        StreamWriter(redis_url).write([(request_id, token(1))])
+        async with asyncio.timeout(8):
+            assert await reader.subscribe(request_id).next(30) == token(1)
+    finally:
+        await reader.close()
 
 
 async def test_a_slow_reader_of_much_never_waits_for_the_reads_time_to_be_over(
