@@ -7,6 +7,7 @@ away is no deafness: then nothing is taken.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -70,4 +71,5 @@ class Watchdog:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.collapse()
+            with contextlib.suppress(Exception):  # it is broken: however it ends, the watch goes on
+                connection.release()
