@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -39,8 +40,10 @@ def parse_object(body: bytes) -> Object:
     _check_structure(text)
     try:
         data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_name_once)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidJson(f"The body is not valid JSON{_place(error)}.") from error
+    except ValueError as error:  # all else is JSON to the parser
+        raise InvalidJson(f"The body has an integer of more than {sys.get_int_max_str_digits()} digits.") from error
     if not isinstance(data, dict):
         raise InvalidJson("The body must be a JSON object.")
     return data
@@ -51,7 +54,7 @@ def _place(error: Exception) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise InvalidJson(f"The body is not valid JSON: {name} is no number.")
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> Object:

@@ -335,3 +335,19 @@ async def test_what_is_large_is_read_beside_the_loop(size: int, thread: str) -> 
 async def test_a_refusal_beside_the_loop_is_the_same_refusal() -> None:
     with pytest.raises(InvalidJson, match="not valid JSON"):
         await read_body(b"[" + b" " * limits.JSON_INLINE_BYTES, dict)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"9" * 5_000, "The body has an integer of more than 4300 digits."),
+        (b"-" + b"1" * 4_301, "The body has an integer of more than 4300 digits."),
+        (b"NaN", "The body is not valid JSON: NaN is no number."),
+        (b"-Infinity", "The body is not valid JSON: -Infinity is no number."),
+        (b"01", "The body is not valid JSON (line 1, column 11)."),
+    ],
+)
+def test_what_is_wrong_with_a_number_is_said(value: bytes, message: str) -> None:
+    with pytest.raises(InvalidJson) as refused:
+        parse_object(b'{"seed": ' + value + b"}")
+    assert refused.value.message == message
