@@ -217,12 +217,14 @@ class Engine:
 
     def _postprocess(self, plan: list[Chunk], logits: torch.Tensor) -> list[EngineEvent]:
         events: list[EngineEvent] = []
+        valid = rows_valid(logits)
         end = 0
         for chunk in plan:
-            rows = logits[end : (end := end + chunk.logits)]
+            start, end = end, end + chunk.logits
+            rows = logits[start:end]
             if chunk.sequence.state is State.ENDED:
                 continue  # a choice of a request that failed in this step
-            if not all(rows_valid(rows)):
+            if not all(valid[start:end]):
                 events.append(self._fail(chunk.sequence))
                 continue
             self._note_prompt(chunk, rows)
