@@ -63,8 +63,3 @@ def scope_salt(organisation: Organisation) -> bytes:
 def scope_salt_of(tenant_id: uuid.UUID, scope_epoch: int) -> bytes:
     """32 bytes that enter every prefix hash of the tenant: without them two tenants never share a hash."""
     return hmac.digest(derived_key("prefix-scope"), tenant_id.bytes + scope_epoch.to_bytes(8, "big"), hashlib.sha256)
-
-
-def organisation_of(tenant_id: uuid.UUID) -> Organisation | None:
-    with tenant_scope(tenant_id):
-        return Organisation.objects.filter(id=tenant_id).first()
